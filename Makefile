@@ -1,0 +1,48 @@
+# Every target does its own set-up: a fresh machine needs Python 3.11 or newer, make and nothing else.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+RUNS ?= runs
+OUT ?= analysis/output
+
+.DEFAULT_GOAL := help
+.PHONY: help table1 test lint tables figures report check-report claims bench gpu-check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer; say make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bnb,eval,slurm]'
+	@touch $@
+
+table1: $(STAMP) ## run Table 1 at smoke scale (16 tiny arms, about a minute) and print it
+	$(PY) -m sonar_repro +experiment=table1 runs_dir=$(RUNS)
+	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT) --table table1 --scale smoke --print
+
+test: $(STAMP) lint ## lint and run the tests (2 cores: under 15 minutes)
+	$(PY) -m pytest
+
+lint: $(STAMP) ## ruff, check and format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+tables: $(STAMP) ## every table from the records: Markdown, LaTeX, CSV
+	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT)
+
+figures: $(STAMP) ## every figure from the records: PDF and PNG
+	$(PY) -m analysis figures --runs $(RUNS) --out $(OUT)
+
+report: $(STAMP) ## one self-contained HTML page with everything
+	$(PY) -m analysis report --runs $(RUNS) --out $(OUT)
+
+check-report: $(STAMP) ## open the report in headless Chromium, at a phone's width and a wide screen
+	$(PY) -m analysis check-report --out $(OUT)
+
+claims: $(STAMP) ## the papers' sentences against the records: holds, fails, not measured
+	$(PY) -m analysis claims --runs $(RUNS) --out $(OUT)
+
+clean: ## remove the environment and what was rebuilt from records (never the records)
+	rm -rf $(VENV) $(OUT) build dist .pytest_cache .ruff_cache

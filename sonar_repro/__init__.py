@@ -1,0 +1,28 @@
+"""sonar_repro: what in-backward training of MoE experts really saves, whether it fits your card, and how to trust it.
+
+Importing the package loads no torch: the public names below are resolved on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "ScheduledOptimizer": "sonar_repro.methods",
+    "Schedule": "sonar_repro.methods",
+    "make_factory": "sonar_repro.optim.factory",
+    "find_expert_tensors": "sonar_repro.models.experts",
+}
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __getattr__(name: str):
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'sonar_repro' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,93 @@
+"""``python -m sonar_repro``: the Hydra entry. Imports no torch, so ``--help`` and configuration errors are instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+PARENT_TASKS = {"doctor": "sonar_repro.tasks.doctor", "fetch": "sonar_repro.tasks.fetch"}  # not arms: no record
+
+
+def run_one(cfg: Any) -> dict[str, Any] | None:
+    """Hydra's task function: one arm, in a sweep or alone. Its return value survives a launcher's process boundary."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    from .config import register, resolve
+    from .errors import Unsupported, UserError
+    from .plan import Session
+
+    register()
+    try:
+        return _run_one(resolve(cfg))
+    except (UserError, Unsupported, OmegaConfBaseException) as error:
+        Session.current().mistake = error  # raised here, Hydra would print lines of its own first
+    return None
+
+
+def _run_one(config: Any) -> dict[str, Any] | None:
+    import importlib
+
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from .plan import Session, preflight
+    from .runner import make_arm
+
+    session = Session.current()
+    hydra_config = HydraConfig.get()
+    if config.task.name in PARENT_TASKS:
+        importlib.import_module(PARENT_TASKS[config.task.name]).run(config)
+        return None
+    arm = make_arm(config, list(hydra_config.overrides.task))
+    if hydra_config.mode == RunMode.MULTIRUN:
+        return session.run(arm)
+    session.arms = [arm]
+    preflight([config])
+    if config.dry_run:
+        session.print_plan()
+        return None
+    with session.progress():
+        return session.run(arm)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compose, run, and turn a user's mistake into one line and exit code 2."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
+    import hydra
+    from hydra.core.plugins import Plugins
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from .config import conf_dir, register
+    from .errors import Unsupported, UserError
+    from .messages import one_line_of
+    from .plan import Session
+    from .progress import fail
+
+    register()
+    Plugins.instance()  # scans and re-executes Hydra's own plugin modules: our subclass must be made after that
+    from .sweep import register as register_sweeper
+
+    register_sweeper()
+    session = Session.begin()
+    if argv is not None:
+        sys.argv = [sys.argv[0], *argv]
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_one)()
+        if session.mistake:
+            raise session.mistake
+    except (UserError, Unsupported) as error:
+        fail(str(error))
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(one_line_of(error))
+        return 2
+    except KeyboardInterrupt:
+        fail("interrupted; finished arms are recorded, run the same command to go on")
+        return 130
+    return session.exit_code()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

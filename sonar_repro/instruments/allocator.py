@@ -1,0 +1,252 @@
+"""PyTorch's CUDA caching allocator, replayed in Python over a recorded sequence of allocations and frees.
+
+Semantics follow ``c10/cuda/CUDACachingAllocator.cpp`` with default settings (no expandable segments, no
+``max_split_size_mb``, no garbage collection, one stream):
+
+- a request is rounded up to 512 bytes; up to 1 MiB it belongs to the small pool, else to the large pool;
+- the smallest free block of the pool that is large enough is taken, ties by address;
+- if none fits, a segment is reserved: 2 MiB for the small pool; 20 MiB for requests under 10 MiB; else the request
+  rounded up to 2 MiB;
+- a block is split if what remains is at least 512 bytes (small pool) or more than 1 MiB (large pool). What is not split
+  off counts as allocated: ``max_memory_allocated`` sums *block* sizes, not requests;
+- a freed block merges with free neighbours of its segment;
+- a reservation above the cap first gives back every wholly free segment of both pools, then fails: out of memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sonar_repro.instruments.tracker import REGIONS, EventLog
+
+KIB, MIB = 1 << 10, 1 << 20
+MIN_BLOCK = 512
+SMALL_LIMIT = MIB
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+LARGE_SEGMENT_LIMIT = 10 * MIB
+LARGE_ROUNDING = 2 * MIB
+
+
+class OutOfMemory(MemoryError):
+    """A request that the cap cannot hold, even after the cache was given back."""
+
+    def __init__(self, requested: int, allocated: int, reserved: int) -> None:
+        super().__init__(f"tried to allocate {requested} bytes with {allocated} allocated and {reserved} reserved")
+        self.requested, self.allocated, self.reserved = requested, allocated, reserved
+
+
+class _Block:
+    """A piece of a segment; neighbours in the segment are linked."""
+
+    __slots__ = ("size", "address", "previous", "next", "free", "small")
+
+    def __init__(self, size: int, address: int, small: bool) -> None:
+        self.size, self.address, self.small = size, address, small
+        self.previous: _Block | None = None
+        self.next: _Block | None = None
+        self.free = False
+
+
+class CachingAllocator:
+    """One device, one stream. ``malloc`` returns a handle for ``free``; all sizes are bytes.
+
+    Args:
+        cap_bytes: the most that may be reserved (``set_per_process_memory_fraction`` × total), or ``None``.
+    """
+
+    def __init__(self, cap_bytes: int | None = None) -> None:
+        self.cap_bytes = cap_bytes
+        self.allocated = self.reserved = self.requested = 0
+        self.peak_allocated = self.peak_reserved = self.peak_requested = 0
+        self.retries = self.segments = 0
+        # Free blocks of each pool, sorted by (size, address): bisection is best fit with ties by address.
+        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
+        self._next_address = 0
+
+    def reset_peak(self) -> None:
+        """Start a new phase, as ``torch.cuda.reset_peak_memory_stats`` does."""
+        self.peak_allocated, self.peak_reserved, self.peak_requested = self.allocated, self.reserved, self.requested
+
+    def malloc(self, nbytes: int) -> _Block:
+        """Allocate ``nbytes`` (> 0). Raises :class:`OutOfMemory` when the cap does not hold it."""
+        size = -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+        small = size <= SMALL_LIMIT
+        block = self._take_free(size, small)
+        if block is None:
+            block = self._reserve(size, small)
+        remaining = block.size - size
+        if remaining >= MIN_BLOCK if small else remaining > SMALL_LIMIT:
+            self._split(block, size)
+        block.free = False
+        self.allocated += block.size
+        self.requested += nbytes
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        if self.requested > self.peak_requested:
+            self.peak_requested = self.requested
+        return block
+
+    def free(self, block: _Block, nbytes: int) -> None:
+        """Return ``block``, which was allocated for ``nbytes``, to its pool, merged with its free neighbours."""
+        self.allocated -= block.size
+        self.requested -= nbytes
+        pool = self._free[block.small]
+        before, after = block.previous, block.next
+        if before is not None and before.free:
+            self._forget(pool, before)
+            before.size += block.size
+            before.next = after
+            if after is not None:
+                after.previous = before
+            block = before
+        if after is not None and after.free:
+            self._forget(pool, after)
+            block.size += after.size
+            block.next = after.next
+            if after.next is not None:
+                after.next.previous = block
+        block.free = True
+        insort(pool, (block.size, block.address, block))
+
+    def empty_cache(self) -> int:
+        """Give back every wholly free segment; returns the bytes."""
+        returned = 0
+        for small, pool in self._free.items():
+            kept = []
+            for entry in pool:
+                block = entry[2]
+                if block.previous is None and block.next is None:
+                    returned += block.size
+                else:
+                    kept.append(entry)
+            self._free[small] = kept
+        self.reserved -= returned
+        return returned
+
+    def _take_free(self, size: int, small: bool) -> _Block | None:
+        pool = self._free[small]
+        position = bisect_left(pool, (size, -1))
+        return pool.pop(position)[2] if position < len(pool) else None
+
+    @staticmethod
+    def _forget(pool: list[tuple[int, int, _Block]], block: _Block) -> None:
+        del pool[bisect_left(pool, (block.size, block.address))]
+
+    def _reserve(self, size: int, small: bool) -> _Block:
+        if small:
+            segment = SMALL_SEGMENT
+        elif size < LARGE_SEGMENT_LIMIT:
+            segment = LARGE_SEGMENT
+        else:
+            segment = -(-size // LARGE_ROUNDING) * LARGE_ROUNDING
+        if self.cap_bytes is not None and self.reserved + segment > self.cap_bytes:
+            self.empty_cache()
+            self.retries += 1
+            if self.reserved + segment > self.cap_bytes:
+                raise OutOfMemory(size, self.allocated, self.reserved)
+        self.reserved += segment
+        self.segments += 1
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        # Segments never touch each other: a gap keeps addresses of different segments apart.
+        block = _Block(segment, self._next_address, small)
+        self._next_address += segment + LARGE_ROUNDING
+        return block
+
+    def _split(self, block: _Block, size: int) -> None:
+        rest = _Block(block.size - size, block.address + size, block.small)
+        rest.previous, rest.next, rest.free = block, block.next, True
+        if block.next is not None:
+            block.next.previous = rest
+        block.next, block.size = rest, size
+        insort(self._free[block.small], (rest.size, rest.address, rest))
+
+
+@dataclass
+class PhaseReport:
+    """Peaks of one phase in bytes: sums of block sizes, of segments, and of exact requests."""
+
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    peak_requested: int = 0
+
+
+@dataclass
+class AllocatorReport:
+    """What the replay found. ``oom`` is ``None`` or where it failed: phase, step, region, and the three sizes."""
+
+    peak_allocated: int
+    peak_reserved: int
+    peak_requested: int
+    phases: dict[str, PhaseReport] = field(default_factory=dict)
+    retries: int = 0
+    segments: int = 0
+    oom: dict[str, int | str | None] | None = None
+
+
+def replay(log: EventLog, cap_bytes: int | None = None) -> AllocatorReport:
+    """Replay ``log`` through a :class:`CachingAllocator`.
+
+    Args:
+        log: from :class:`~sonar_repro.instruments.tracker.AllocationTracker` with ``events=True``.
+        cap_bytes: the allocator's cap, or ``None``.
+
+    Returns:
+        Peaks over the whole run and by phase; with ``oom`` set, up to the request that failed.
+    """
+    allocator = CachingAllocator(cap_bytes)
+    report = AllocatorReport(0, 0, 0)
+    blocks: dict[int, _Block] = {}
+    sizes = log.sizes
+    where: dict[str, str | None] = {"phase": None, "step": None}
+    try:
+        for kind, item in _with_marks(log):
+            if kind == "event":
+                if item > 0:
+                    blocks[item] = allocator.malloc(sizes[item - 1])
+                else:
+                    allocator.free(blocks.pop(-item), sizes[-item - 1])
+            else:
+                if kind == "phase":
+                    _close_phase(report, allocator, where["phase"])
+                    allocator.reset_peak()
+                where[kind] = item
+    except OutOfMemory as error:
+        report.oom = {
+            "phase": where["phase"],
+            "step": where["step"],
+            "region": REGIONS[log.regions[item - 1]],
+            "requested_bytes": error.requested,
+            "allocated_bytes": error.allocated,
+            "reserved_bytes": error.reserved,
+        }
+    _close_phase(report, allocator, where["phase"])
+    report.retries, report.segments = allocator.retries, allocator.segments
+    return report
+
+
+def _with_marks(log: EventLog) -> Iterable[tuple[str, int | str]]:
+    position = 0
+    for at, kind, label in log.marks:
+        for event in log.events[position:at]:
+            yield "event", event
+        position = at
+        yield kind, label
+    for event in log.events[position:]:
+        yield "event", event
+
+
+def _close_phase(report: AllocatorReport, allocator: CachingAllocator, name: str | None) -> None:
+    peaks = PhaseReport(allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested)
+    if name is not None:
+        old = report.phases.get(name, PhaseReport())
+        report.phases[name] = PhaseReport(
+            max(old.peak_allocated, peaks.peak_allocated),
+            max(old.peak_reserved, peaks.peak_reserved),
+            max(old.peak_requested, peaks.peak_requested),
+        )
+    report.peak_allocated = max(report.peak_allocated, peaks.peak_allocated)
+    report.peak_reserved = max(report.peak_reserved, peaks.peak_reserved)
+    report.peak_requested = max(report.peak_requested, peaks.peak_requested)

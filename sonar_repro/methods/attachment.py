@@ -1,0 +1,122 @@
+"""Which parameters an optimizer owns, and the checks that the model it trains is still the one it was attached to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn import Parameter
+
+from ..errors import UserError
+from ..models.experts import ExpertTensor, find_expert_tensors, module_list_experts
+
+# Wrappers that put a component into parameter names without changing what the parameter is.
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
+def canonical_name(name: str) -> str:
+    """A parameter's name without torch.compile's and the checkpoint wrapper's components."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """One trainable parameter: tied weights appear once, under their first name."""
+
+    name: str
+    parameter: Parameter
+    expert: ExpertTensor | None
+
+    @property
+    def kind(self) -> str:
+        return "experts" if self.expert is not None else "other"
+
+
+class Attachment:
+    """The trainable parameters of a model and where each one hangs in the module tree.
+
+    Raises:
+        UserError: nothing is trainable; or experts are needed and none is batched and trainable.
+    """
+
+    def __init__(self, model: nn.Module, need_experts: bool) -> None:
+        self.model = model
+        experts = {id(e.parameter): e for e in find_expert_tensors(model)}
+        named = list(model.named_parameters())
+        self.owned = [Owned(canonical_name(n), p, experts.get(id(p))) for n, p in named if p.requires_grad]
+        self.frozen = [(canonical_name(n), p) for n, p in named if not p.requires_grad]
+        if not self.owned:
+            raise UserError(f"{type(model).__name__} has no trainable parameter: set requires_grad on what is to be trained")
+        if need_experts and not experts:
+            raise UserError(_no_experts(model))
+        self._leaves = _leaves(model, {id(o.parameter): o.name for o in self.owned})
+        self._edges = _edges(model, {module for module, _, _, _ in self._leaves})
+
+    def check(self) -> None:
+        """Cheap check of every step: no owned parameter was replaced, no module above one, nothing was unfrozen."""
+        for module, attribute, parameter, name in self._leaves:
+            if module._parameters.get(attribute) is not parameter:
+                raise _replaced(name, "the parameter object was replaced")
+        for parent, key, child, path in self._edges:
+            if parent._modules.get(key) is not child:
+                raise _replaced(path, "the module was replaced")
+        for name, parameter in self.frozen:
+            if parameter.requires_grad:
+                raise RuntimeError(f"{name} was frozen when the optimizer was built and is trainable now: build the optimizer after unfreezing")
+
+    def check_cover(self) -> None:
+        """Full check: the model's trainable parameters are exactly the owned ones (DESIGN rule 6)."""
+        self.check()
+        owned = {id(o.parameter) for o in self.owned}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in owned:
+                raise RuntimeError(f"{canonical_name(name)} is trainable but has no optimizer: it was added after the optimizer was built; build it anew")
+
+
+def _replaced(name: str, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}: {what} after the optimizer was attached (load_state_dict(assign=True), resizing, or sharding afterwards do "
+        "this): its gradients would reach no optimizer; build the optimizer last"
+    )
+
+
+def _no_experts(model: nn.Module) -> str:
+    who = type(model).__name__
+    frozen = find_expert_tensors(model, include_frozen=True)
+    if frozen:
+        return f"{who}: all {len(frozen)} expert tensors are frozen ({frozen[0].name}, ...): nothing to update inside backward; unfreeze them or use a standard method"
+    lists = module_list_experts(model)
+    if lists:
+        return (
+            f"{who} keeps its experts as module lists ({lists[0]} and {len(lists) - 1} more), not as batched tensors: use "
+            "optimizer_in_backward (hooks every parameter) or a standard_* method"
+        )
+    return f"{who} has no batched expert tensor: use optimizer_in_backward or a standard_* method for a dense model"
+
+
+def _leaves(model: nn.Module, owned: dict[int, str]) -> list[tuple[nn.Module, str, Parameter, str]]:
+    return [
+        (module, attribute, parameter, owned[id(parameter)])
+        for module in model.modules()
+        for attribute, parameter in module._parameters.items()
+        if parameter is not None and id(parameter) in owned
+    ]
+
+
+def _edges(model: nn.Module, holders: set[nn.Module]) -> list[tuple[nn.Module, str, nn.Module, str]]:
+    """(parent, key, child, path) of every module on the way from the root to an owned parameter."""
+    edges = []
+
+    def visit(module: nn.Module, path: str, above: frozenset[int]) -> bool:
+        needed = module in holders
+        for key, child in module._modules.items():
+            if child is None or id(child) in above:
+                continue
+            below = f"{path}.{key}" if path else key
+            if visit(child, below, above | {id(child)}):
+                edges.append((module, key, child, canonical_name(below)))
+                needed = True
+        return needed
+
+    visit(model, "", frozenset({id(model)}))
+    return edges

@@ -1,0 +1,63 @@
+"""``task=doctor``: what runs on this machine, and for what does not, why and what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..config import Config
+
+
+def run(config: Config) -> None:
+    """Print the machine, then a line for each backend, optimizer and extra."""
+    import torch
+
+    from .setup import environment
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    console = Console(soft_wrap=True)
+    facts = environment(config, device, "-", None, "-")
+    console.print(f"{facts['device_name']}  |  torch {facts['torch']}, transformers {facts['transformers']}, Python {facts['python']}")
+    table = Table("part", "name", "runs here", "why not, and the way out", title_justify="left")
+    for part, name, reason in checks(device):
+        table.add_row(part, name, "[green]yes[/]" if reason is None else "[yellow]no[/]", reason or "")
+    console.print(table)
+
+
+def checks(device: str) -> list[tuple[str, str, str | None]]:
+    """(part, name, why it cannot run or None) for everything an arm may choose."""
+    from ..backends import BACKENDS, status
+
+    rows: list[tuple[str, str, str | None]] = [("backend", name, status(name, device)) for name in BACKENDS]
+    rows += [("optimizer", name, None) for name in ("adamw", "sgd", "lion")]
+    rows.append(("optimizer", "adamw8bit", _package("bitsandbytes", "bnb")))
+    rows.append(("task", "downstream", _package("lm_eval", "eval")))
+    rows.append(("launcher", "joblib", _package("hydra_plugins.hydra_joblib_launcher", "slurm")))
+    rows.append(("launcher", "submitit_slurm", _package("hydra_plugins.hydra_submitit_launcher", "slurm")))
+    rows.append(("scale", "smoke", None))
+    rows.append(("scale", "forecast", None))
+    rows.append(("scale", "paper", None if device == "cuda" else "needs a CUDA GPU; scale=forecast gives its memory without one"))
+    return rows
+
+
+def _package(module: str, extra: str) -> str | None:
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        found = None
+    return None if found else f"not installed; pip install 'sonar_repro[{extra}]'"
+
+
+def versions(*names: str) -> dict[str, Any]:
+    """Installed versions by distribution name; None where one is not installed."""
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found

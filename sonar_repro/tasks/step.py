@@ -1,0 +1,44 @@
+"""The one training step that every scale shares: smoke, forecast (fake tensors) and paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+
+def training_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    micro_batches: Iterable[Mapping[str, Tensor]],
+    accumulation: int = 1,
+) -> list[Tensor]:
+    """Run one optimizer step: Algorithm 1 of Sonar-MoE (§4.2) for in-backward methods, the usual step for the others.
+
+    Args:
+        model: a transformers causal LM in train mode.
+        optimizer: a :class:`sonar_repro.methods.ScheduledOptimizer`; it clips and counts by itself.
+        scheduler: stepped once, after the optimizer; ``None`` keeps the learning rate.
+        micro_batches: ``accumulation`` mappings of ``input_ids``, ``attention_mask``, ``labels``, int64 ``[B, T]`` each.
+        accumulation: A; each loss is divided by it before its backward pass (§4.4).
+
+    Returns:
+        The undivided loss of each micro-batch, detached 0-d tensors on the model's device (no synchronisation here).
+    """
+    optimizer.zero_grad(set_to_none=True)
+    optimizer.prepare()
+    losses: list[Tensor] = []
+    for batch in micro_batches:
+        # Only the loss is kept: holding the output object would keep the logits alive through the backward pass.
+        loss = model(**batch, use_cache=False).loss
+        losses.append(loss.detach())
+        if accumulation > 1:
+            loss = loss / accumulation
+        loss.backward()
+        del loss
+    optimizer.step()
+    if scheduler is not None:
+        scheduler.step()
+    return losses

@@ -1,0 +1,217 @@
+"""The training task: one arm from a built model to its record's sections. Smoke and paper scale; forecasts branch off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..backends import require
+from ..backends.registry import ran_implementation
+from ..config import Config, fingerprint
+from ..data import BatchStream, DataSpec, load_corpus, sequential_batches
+from ..data.batches import Batch
+from ..errors import UserError
+from ..instruments.memory import CudaMeter, TrackerMeter
+from ..instruments.timer import StepTimer
+from ..models.build import DTYPES, architecture, build_random, load_pretrained
+from ..models.experts import find_expert_tensors
+from . import checkpoint
+from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler
+from .evaluate import changed_weights, evaluate
+from .setup import device_of, environment, prepare_process, set_memory_cap
+from .step import training_step
+
+ATTENTION = "sdpa"
+
+
+def run(config: Config, report: Any) -> None:
+    """Entry of ``task=train``. Hands the record's sections to ``report``; raises what ends the arm otherwise."""
+    if config.scale.device == "fake":
+        from .forecast import run as forecast
+
+        forecast(config, report)
+        return
+    Training(config, report).run()
+
+
+class Training:
+    """One arm on real tensors. The order of the phases is the order of the methods below."""
+
+    def __init__(self, config: Config, report: Any) -> None:
+        self.config, self.report = config, report
+        self.fingerprint = fingerprint(config)
+        self.skipped = 0
+        self.train_losses: list[float | None] = []
+        self.norms: list[float | None] = []
+
+    def run(self) -> None:
+        config, report = self.config, self.report
+        prepare_process(config)
+        self.device = device_of(config)
+        self.experts = require(config.backend.name, self.device.type)
+        report.phase("data")
+        self.corpus = load_corpus(DataSpec.of(config.data))
+        self.cap = set_memory_cap(config, self.device)
+        if self.device.type == "cpu":
+            report.phase("memory")
+            self.measure_memory()
+        report.phase("build")
+        meter = CudaMeter(self.device) if self.device.type == "cuda" else None
+        if meter:
+            meter.phase("load")
+        self.build()
+        self.train(meter)
+        self.finish(meter)
+
+    def make_model(self) -> Any:
+        """The starting model: hub weights, or random ones from the arm's seed (the same at every call)."""
+        config = self.config
+        places = {"dtype": DTYPES[config.scale.dtype], "device": self.device, "experts": self.experts}
+        if config.model.weights == "pretrained":
+            model = load_pretrained(config.model, attention=ATTENTION, **places)
+        else:
+            smoke = config.scale.name == "smoke" and not config.model.config
+            shape = architecture(config.model, config.scale.name, self.corpus.vocab_size if smoke else None)
+            if shape.get_text_config().vocab_size < self.corpus.vocab_size:
+                raise UserError(
+                    f"model={config.model.name}: its vocabulary of {shape.vocab_size} is smaller than the tokenizer's "
+                    f"{self.corpus.vocab_size}; choose another model or data"
+                )
+            model = build_random(shape, attention=ATTENTION, seed=config.seed, **places)
+        if config.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model.train()
+
+    def build(self) -> None:
+        config, report = self.config, self.report
+        self.model = self.make_model()
+        self.optimizer = make_optimizer(config, self.model)
+        self.scheduler = make_scheduler(config, self.optimizer)
+        self.describe()
+
+    def describe(self) -> None:
+        """The sections that are known before the first step: an arm that ends badly still tells what it was."""
+        report, model = self.report, self.model
+        report.section("model", describe_model(self.config, model))
+        report.section("data", self.corpus.describe())
+        ran = ran_implementation(model)
+        attention = str(getattr(model.config, "_attn_implementation", None))
+        described = self.optimizer.describe()
+        report.section("environment", environment(self.config, self.device.type, ran, attention, described[0]))
+        for line in described:
+            print(line, flush=True)
+
+    # -- memory on a CPU: separate, untimed steps on a model of their own ------------------------------------------
+
+    def measure_memory(self) -> None:
+        """Peaks by phase from our tracker: two steps on the run's longest batch, on a model that is then dropped."""
+        config = self.config
+        longest = self.longest_step()
+        meter = TrackerMeter()
+        with meter:
+            meter.phase("load")
+            self.model = self.make_model()
+            floor = gradient_floor(self.model)
+            optimizer = make_optimizer(config, self.model)
+            scheduler = make_scheduler(config, optimizer)
+            for phase in ("warmup", "measured"):
+                meter.phase(phase)
+                training_step(self.model, optimizer, scheduler, inputs(longest, self.device), config.accumulation)
+        memory = {**meter.read(), **floor, "optimizer_state_bytes": optimizer.optimizer_state_bytes()}
+        memory["batch_shapes"] = [list(batch.input_ids.shape) for batch in longest]
+        memory["steps"] = "2 untimed steps on the longest batch of the run; the second is measured"
+        self.report.section("memory", memory)
+        del self.model, optimizer, scheduler
+        self.check_cap(memory)
+
+    def check_cap(self, memory: dict[str, Any]) -> None:
+        if self.cap == "tracker":
+            cap = self.config.memory_cap_gb * 1e9
+            for phase in ("load", "warmup", "measured"):
+                peak = memory[phase]["peak_allocated_bytes"]
+                if peak and peak > cap:
+                    self.report.phase(phase)
+                    raise MemoryError(f"peak allocated {peak} bytes by the tracker, memory_cap_gb={self.config.memory_cap_gb:g}")
+
+    def longest_step(self) -> list[Batch]:
+        """The micro-batches of the run's step with the most padded tokens."""
+        config = self.config
+        stream = self.stream()
+        steps = [[next(stream) for _ in range(config.accumulation)] for _ in range(config.steps)]
+        return max(steps, key=lambda batches: sum(b.input_ids.numel() for b in batches))
+
+    def stream(self, start: int = 0) -> BatchStream:
+        return BatchStream(self.corpus.train, self.config.batch_size, self.corpus.pad_id, start=start)
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def train(self, meter: CudaMeter | None) -> None:
+        """Warm-up and timed steps. Collation, progress, checkpoints and the reading of losses are outside the timed part."""
+        config, report = self.config, self.report
+        self.first_step = checkpoint.resume(self) + 1
+        stream = self.stream(start=(self.first_step - 1) * config.accumulation)
+        self.timer = StepTimer(self.device)
+        if meter:
+            meter.phase("warmup")
+        for step in range(self.first_step, config.steps + 1):
+            if meter and step == max(config.window_start, self.first_step):
+                meter.phase("measured")
+            self.one_step(step, [next(stream) for _ in range(config.accumulation)])
+            peak = torch.cuda.max_memory_allocated() / 1e9 if meter else None
+            milliseconds = self.timer.step_s[-1] * 1e3 if self.timer.step_s else None
+            report.step(step, config.steps, loss=self.train_losses[-1], ms=milliseconds, peak_gb=peak)
+            if config.checkpoint_every and step % config.checkpoint_every == 0 and step < config.steps:
+                checkpoint.save(self, step)
+
+    def one_step(self, step: int, batches: list[Batch]) -> None:
+        """One timed step. A step without a supervised token is skipped before forward (settled question 5) and counted.
+
+        In an accumulated step a micro-batch without one is left out; its share of the mean counts as zero.
+        """
+        usable = [batch for batch in batches if batch.supervised_tokens]
+        if not usable:
+            self.skipped += 1
+            self.train_losses.append(None)
+            self.norms.append(None)
+            self.scheduler.step()
+            return
+        with self.timer.step(sum(batch.supervised_tokens for batch in usable)):
+            losses = training_step(self.model, self.optimizer, self.scheduler, inputs(usable, self.device), self.config.accumulation)
+        loss = torch.stack(losses).float().mean().item()
+        self.train_losses.append(loss if math.isfinite(loss) else None)
+        norm = self.optimizer.last_clip.norm
+        self.norms.append(None if norm is None else float(norm))
+
+    def finish(self, meter: CudaMeter | None) -> None:
+        """What is known after the last step: counts, time, memory, losses, weights."""
+        config, report = self.config, self.report
+        steps_run = len(self.timer.step_s)
+        report.section("counts", counts_of(self.optimizer, steps_run, self.skipped, config.accumulation))
+        time = self.timer.summary(config.window_start, self.first_step)
+        report.section("time", time)
+        report.sections["data"]["supervised_tokens_per_step"] = time["supervised_tokens_per_step"]
+        if self.first_step > 1:
+            report.note(f"resumed at step {self.first_step}: the timing window was restarted there")
+        if meter:
+            state = self.optimizer.optimizer_state_bytes()
+            report.section("memory", {**meter.read(), **gradient_floor(self.model), "optimizer_state_bytes": state})
+        report.section("grad_norm", {"scope": self.optimizer.last_clip.scope, "values": self.norms})
+        report.phase("evaluate")
+        heldout = sequential_batches(self.corpus.heldout, config.batch_size, self.corpus.pad_id)
+        report.section("loss", {"train": self.train_losses, **evaluate(self.model, heldout, self.device)})
+        report.phase("weights")
+        del self.optimizer, self.scheduler
+        if config.save_model:
+            checkpoint.save_model(self)
+        names = {tensor.name for tensor in find_expert_tensors(self.model)}
+        report.section("weights", changed_weights(self.model, self.make_model().named_parameters(), names))
+        checkpoint.remove(self)
+
+
+def inputs(batches: list[Batch], device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
+    """Move micro-batches to the device one by one, as the step asks for them."""
+    for batch in batches:
+        yield batch.model_inputs(device)
