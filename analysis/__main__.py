@@ -13,10 +13,14 @@ DESCRIPTION = "Tables, figures, report and claims from recorded JSON and publish
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m analysis", description=DESCRIPTION)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{tables,figures,report,claims,check-report}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="{tables,figures,report,claims,check-report}"
+    )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--runs", type=Path, default=Path("runs"), help="folder of records (default: runs)")
-    common.add_argument("--out", type=Path, default=Path("analysis/output"), help="folder for the results (default: analysis/output)")
+    common.add_argument(
+        "--out", type=Path, default=Path("analysis/output"), help="folder for the results (default: analysis/output)"
+    )
     tables = commands.add_parser("tables", parents=[common], help="write the tables as Markdown, LaTeX and CSV")
     tables.add_argument("--table", help="one table (default: all)")
     tables.add_argument("--scale", help="one scale: smoke, forecast or paper (default: those recorded)")

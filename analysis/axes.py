@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .records import Record
 
-# What an arm has when nothing is said (conf/config.yaml). Batch size and seed have no default here: a table that needs one says it.
-DEFAULTS = {"accumulation": 1, "checkpointing": False, "memory_cap_gb": None, "optimizer": "adamw", "parallel": "none", "task": "train"}
-GROUPS = ("model", "backend", "method", "optimizer", "batch_size", "accumulation", "accumulation_mode", "checkpointing", "memory_cap_gb")
+# What an arm has when nothing is said (conf/config.yaml). Batch size and seed have no default here: a table that
+# needs one says it.
+DEFAULTS = {
+    "accumulation": 1,
+    "checkpointing": False,
+    "memory_cap_gb": None,
+    "optimizer": "adamw",
+    "parallel": "none",
+    "task": "train",
+}
+# Axes that other sections of a record hold (see README.md: comparisons and downstream scores).
+DERIVED: dict[str, Callable[[Record], Any]] = {
+    "comparison": lambda r: r.get("comparison.name"),
+    "checkpoint": lambda r: r.get("downstream.checkpoint") or r.arm.get("method"),
+}
+GROUPS = (
+    "model",
+    "backend",
+    "method",
+    "optimizer",
+    "batch_size",
+    "accumulation",
+    "accumulation_mode",
+    "checkpointing",
+    "memory_cap_gb",
+)
 OVERRIDES = (*GROUPS, "seed", "gpu", "parallel", "task")
 
 NAMES: dict[str, dict[Any, str]] = {
@@ -44,7 +67,7 @@ def display(axis: str, value: Any, scale: str | None = None) -> str:
 
 def axis(record: Record, name: str) -> Any:
     """Value of an axis of a record, its default where the record does not name it."""
-    value = record.derived.get(name) if name in record.derived else record.arm.get(name)
+    value = DERIVED[name](record) if name in DERIVED else record.arm.get(name)
     return DEFAULTS.get(name) if value is None else value
 
 
@@ -74,16 +97,44 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def command(experiment: str, scale: str, arms: Sequence[Mapping[str, Any]], *, whole: bool) -> list[str]:
-    """Shell commands that make the arms: the whole experiment in one, a full product in one, else one an arm."""
+Box = dict[str, frozenset]
+
+
+def _merge(boxes: list[Box]) -> list[Box]:
+    """Join boxes that differ in one axis only, until none do."""
+    merged = True
+    while merged:
+        merged = False
+        for a, b in itertools.combinations(boxes, 2):
+            differing = [k for k in a if a[k] != b[k]]
+            if len(differing) == 1:
+                boxes = [x for x in boxes if x is not a and x is not b]
+                boxes.append({**a, differing[0]: a[differing[0]] | b[differing[0]]})
+                merged = True
+                break
+    return boxes
+
+
+def command(
+    experiment: str, scale: str, arms: Sequence[Mapping[str, Any]], grid: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    """Shell commands that make the arms, as few as products of axes allow; without arms, the whole experiment.
+
+    Only axes that vary over the experiment's ``grid`` are named: the experiment's own file fixes the others.
+    """
     base = f"python -m sonar_repro +experiment={experiment}" + ("" if scale == "smoke" else f" scale={scale}")
-    if whole or not arms:
+    if not arms:
         return [base]
-    arms = [{k: v for k, v in arm.items() if k in OVERRIDES and DEFAULTS.get(k, "no default") != v} for arm in arms]
-    keys = [k for k in OVERRIDES if any(k in arm for arm in arms)]
-    values = {k: list(dict.fromkeys(arm.get(k) for arm in arms)) for k in keys}
-    full = list(itertools.product(*values.values()))
-    if len(full) == len({tuple(arm.get(k) for k in keys) for arm in arms}):
-        parts = [f"{k}={','.join(_text(v) for v in values[k])}" for k in keys]
-        return [" ".join([base, *parts])]
-    return [" ".join([base, *(f"{k}={_text(arm[k])}" for k in keys if k in arm)]) for arm in arms]
+    grid = grid or arms
+    values = {k: list(dict.fromkeys(row.get(k) for row in grid)) for k in OVERRIDES if any(k in row for row in grid)}
+    varying = [k for k, v in values.items() if len(v) > 1]
+    boxes = _merge([{k: frozenset([arm.get(k)]) for k in varying} for arm in arms])
+    commands = []
+    for box in boxes:
+        parts = [
+            f"{k}={','.join(_text(v) for v in values[k] if v in box[k])}"
+            for k in varying
+            if box[k] != frozenset(values[k])
+        ]
+        commands.append(" ".join([base, *parts]))
+    return commands

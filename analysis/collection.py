@@ -82,8 +82,8 @@ class Collection:
     def arm(self, axes: Mapping[str, Any], scale: str, experiment: str | None = None) -> Arm:
         """The arm with these axes at one scale; a record of the asked experiment is preferred to a reused one.
 
-        Among several candidates of one seed the one with the fewest other non-default axes counts. Raises UserError when a
-        chosen record has another schema major.
+        Among several candidates of one seed the one with the fewest other non-default axes counts. Raises UserError
+        when a chosen record has another schema major.
         """
         key = (scale, experiment, tuple(sorted(axes.items(), key=lambda kv: kv[0])))
         if key not in self._cache:
@@ -104,19 +104,21 @@ class Collection:
         arm = Arm(axes)
         for record in sorted(found, key=rank):
             if not record.readable:
-                raise UserError(
-                    f"record {record.name}: schema {record.data['schema_version']} cannot be compared with ours; re-run it with force=true"
-                )
-            if record.seed in arm.by_seed:
-                if record.arm.get("repeat") is not None:
-                    arm.repeats.append(record)
-            else:
-                arm.by_seed[record.seed] = record
+                version = record.data["schema_version"]
+                raise UserError(f"record {record.name}: schema {version} is not ours; re-run it with force=true")
+            first = arm.by_seed.setdefault(record.seed, record)
+            if record is not first and _repeats(first, record):
+                arm.repeats.append(record)
         return arm
 
     def of(self, experiment: str, scale: str) -> list[Record]:
         """All readable records of one experiment at one scale."""
         return [r for r in self._by_scale.get((scale, None), []) if r.experiment == experiment and r.readable]
+
+    def chosen(self, names: Iterable[str]) -> list[Arm]:
+        """Arms looked up so far that hold a record of one of these names."""
+        wanted = set(names)
+        return [a for a in self._cache.values() if any(r.name in wanted for r in a.records)]
 
     def scales(self, experiments: Iterable[str] | None = None) -> list[str]:
         """Scales that the records have, in the order smoke, forecast, paper, others."""
@@ -124,6 +126,13 @@ class Collection:
         found = {r.scale for r in self.records if wanted is None or r.experiment in wanted}
         order = {"smoke": 0, "forecast": 1, "paper": 2}
         return sorted(found, key=lambda s: (order.get(s, 3), s))
+
+
+def _repeats(a: Record, b: Record) -> bool:
+    """Whether two files hold two runs of the same computation: one fingerprint, neither pointing to the other."""
+    return a.data.get("fingerprint") == b.data.get("fingerprint") is not None and a.data.get("time") != b.data.get(
+        "time"
+    )
 
 
 def collections(runs: Runs) -> list[Collection]:
@@ -142,9 +151,9 @@ def check_same_data(arms: Iterable[Arm], what: str) -> None:
                 continue
             other = first.setdefault(seed, record)
             if other.get("data.sha256") != digest:
+                hashes = f"sha256 {str(digest)[:12]} against {str(other.get('data.sha256'))[:12]}"
                 raise UserError(
-                    f"{what}: {record.name} and {other.name} saw different data"
-                    f" (sha256 {str(digest)[:12]} against {str(other.get('data.sha256'))[:12]}); re-run one with force=true and the other's settings"
+                    f"{what}: {record.name} and {other.name} saw different data ({hashes}); re-run one of them"
                 )
 
 

@@ -34,9 +34,9 @@ class Reading:
 class Metric:
     """What a number means.
 
-    ``direction`` is lower | higher | none (which end is better). ``comparable`` are the scales at which an absolute value may
-    stand beside a printed one. ``same_device``: a change is meaningful only between runs on one device. ``difference`` is how a
-    value is held against a printed one: percent, or absolute (losses, shares).
+    ``direction`` is lower | higher | none (which end is better). ``comparable`` are the scales at which an absolute
+    value may stand beside a printed one. ``same_device``: a change is meaningful only between runs on one device.
+    ``difference`` is how a value is held against a printed one: percent, or absolute (losses, shares).
     """
 
     name: str
@@ -66,7 +66,10 @@ def _peak(kind: str) -> Callable[[Record], Reading]:
 
     def extract(record: Record) -> Reading:
         source = record.get("memory.source")
-        for phase, note in (("measured", None), ("warmup", "peak of the warm-up phase (the measured phase holds none)")):
+        for phase, note in (
+            ("measured", None),
+            ("warmup", "peak of the warm-up phase (the measured phase holds none)"),
+        ):
             value = record.number(f"memory.{phase}.peak_{kind}_bytes")
             if value is not None:
                 return Reading(value / GB, source, note)
@@ -75,7 +78,9 @@ def _peak(kind: str) -> Callable[[Record], Reading]:
     return extract
 
 
-def _at(path: str, scale: float = 1.0, source: str = "measured", source_path: str | None = None) -> Callable[[Record], Reading]:
+def _at(
+    path: str, scale: float = 1.0, source: str = "measured", source_path: str | None = None
+) -> Callable[[Record], Reading]:
     """The number at one dotted path times ``scale``; its source is a constant or is read from the record."""
 
     def extract(record: Record) -> Reading:
@@ -113,8 +118,11 @@ def _last_loss(record: Record) -> Reading:
 
 
 def _bound_percent(record: Record) -> Reading:
-    """f(1 - 1/L)/4 in percent, negative as a change: what freeing expert gradients can save when weights, gradients and AdamW's
-    two moments share a dtype and set the peak (METHODS "Gradient floor"; f = expert share, L = layers)."""
+    """f(1 - 1/L)/4 in percent, negative as a change; f is the expert share, L the layers.
+
+    What freeing expert gradients can save when weights, gradients and AdamW's two moments share a dtype and set the
+    peak (METHODS, "Gradient floor").
+    """
     total, expert, layers = (record.number(f"model.{k}") for k in ("parameters", "expert_parameters", "layers"))
     if not total or not expert or not layers or record.arm.get("optimizer") not in (None, "adamw"):
         return Reading(None)
@@ -130,7 +138,8 @@ _STEP = _first(
 
 def _kernel(name: str) -> Callable[[Record], Reading]:
     return _first(
-        _at(f"time.kernel_breakdown.{name}", source_path="time.kernel_breakdown.source"), _at(f"time.forecast.{name}", source="forecast")
+        _at(f"time.kernel_breakdown.{name}", source_path="time.kernel_breakdown.source"),
+        _at(f"time.forecast.{name}", source="forecast"),
     )
 
 
@@ -138,20 +147,45 @@ def _downstream(task: str) -> Callable[[Record], Reading]:
     return _at(f"downstream.tasks.{task}.value")
 
 
-_LOSS: dict[str, Any] = {"needs_weights": True, "comparable": ("paper",), "scales": ("smoke", "paper"), "difference": "absolute"}
+def _expert_calls(record: Record) -> Reading:
+    """Optimizer calls that hooks made in a step: all calls less the one at the end of the step (2L or 2EL, section
+    4.3).
+    """
+    calls, hooks = record.number("counts.optimizer_calls_per_step"), record.number("counts.hook_firings_per_step")
+    return Reading(calls - 1 if calls and hooks else None, "measured")
+
+
+_LOSS: dict[str, Any] = {
+    "needs_weights": True,
+    "comparable": ("paper",),
+    "scales": ("smoke", "paper"),
+    "difference": "absolute",
+}
 _TIME: dict[str, Any] = {"same_device": True, "direction": "lower", "unit": "ms", "decimals": 1}
 _REAL: dict[str, Any] = {"scales": ("smoke", "paper"), "comparable": ("paper",)}
-_COUNT: dict[str, Any] = {"unit": "", "direction": "none", "decimals": 0, "comparable": ("forecast", "paper"), "difference": "absolute"}
+_COUNT: dict[str, Any] = {
+    "unit": "",
+    "direction": "none",
+    "decimals": 0,
+    "comparable": ("forecast", "paper"),
+    "difference": "absolute",
+}
 
 _ALL = [
     Metric("peak_allocated_gb", "Peak alloc.", "GB", "lower", _peak("allocated")),
     Metric("peak_reserved_gb", "Peak res.", "GB", "lower", _peak("reserved")),
-    Metric("load_allocated_gb", "Loaded", "GB", "lower", _at("memory.load.peak_allocated_bytes", 1 / GB, source_path="memory.source")),
+    Metric(
+        "load_allocated_gb",
+        "Loaded",
+        "GB",
+        "lower",
+        _at("memory.load.peak_allocated_bytes", 1 / GB, source_path="memory.source"),
+    ),
     Metric("m_floor_gb", "M_floor", "GB", "none", _at("memory.m_floor_bytes", 1 / GB, "computed")),
     Metric("m_floor_bound_gb", "M_floor/L bound", "GB", "none", _at("memory.m_floor_bound_bytes", 1 / GB, "computed")),
     Metric("optimizer_state_gb", "Opt. state", "GB", "lower", _at("memory.optimizer_state_bytes", 1 / GB), decimals=3),
     Metric("hidden_buffer_gb", "Hidden buffer", "GB", "lower", _at("memory.hidden_buffer_bytes", 1 / GB), decimals=3),
-    Metric("saving_bound_pct", "Bound f(1−1/L)/4", "%", "none", _bound_percent, decimals=1),
+    Metric("saving_bound_pct", "Bound", "%", "none", _bound_percent, decimals=1),
     Metric("step_ms", "Step", extract=_STEP, **_TIME),
     Metric("busy_ms", "GPU busy", extract=_kernel("busy_ms"), **_TIME),
     Metric("idle_ms", "GPU idle", extract=_kernel("idle_ms"), **_TIME),
@@ -163,7 +197,10 @@ _ALL = [
         "Tok/s",
         "",
         "higher",
-        _first(_at("time.supervised_tokens_per_s", source_path="time.source"), _at("time.forecast.tokens_per_s", source="forecast")),
+        _first(
+            _at("time.supervised_tokens_per_s", source_path="time.source"),
+            _at("time.forecast.tokens_per_s", source="forecast"),
+        ),
         decimals=0,
         same_device=True,
         comparable=("paper",),  # a forecast step holds the longest batch, the paper's holds Alpaca's lengths
@@ -173,13 +210,36 @@ _ALL = [
     Metric("train_loss", "Last train loss", "", "lower", _last_loss, decimals=4, **_LOSS),
     Metric("optimizer_calls", "Opt. calls/step", extract=_at("counts.optimizer_calls_per_step"), **_COUNT),
     Metric("hook_firings", "Hooks/step", extract=_at("counts.hook_firings_per_step"), **_COUNT),
+    Metric("expert_optimizer_calls", "Expert opt. calls", extract=_expert_calls, **_COUNT),
     Metric("updates_per_step", "Updates/step", extract=_at("counts.updates_per_step"), **_COUNT),
     Metric("skipped_steps", "Skipped", extract=_at("counts.skipped_steps"), **_COUNT),
     Metric("parameters", "Parameters", extract=_at("model.parameters", source="computed"), **_COUNT),
-    Metric("expert_parameters", "Expert parameters", extract=_at("model.expert_parameters", source="computed"), **_COUNT),
-    Metric("expert_changed_pct", "Expert weights changed", "%", "none", _share("weights.expert"), decimals=1, **_REAL, difference="absolute"),
-    Metric("other_changed_pct", "Other weights changed", "%", "none", _share("weights.other"), decimals=1, **_REAL, difference="absolute"),
-    Metric("expert_differ", "Expert weights that differ", extract=_at("comparison.expert.differ"), **{**_COUNT, **_REAL}),
+    Metric(
+        "expert_parameters", "Expert parameters", extract=_at("model.expert_parameters", source="computed"), **_COUNT
+    ),
+    Metric(
+        "expert_changed_pct",
+        "Expert weights changed",
+        "%",
+        "none",
+        _share("weights.expert"),
+        decimals=1,
+        **_REAL,
+        difference="absolute",
+    ),
+    Metric(
+        "other_changed_pct",
+        "Other weights changed",
+        "%",
+        "none",
+        _share("weights.other"),
+        decimals=1,
+        **_REAL,
+        difference="absolute",
+    ),
+    Metric(
+        "expert_differ", "Expert weights that differ", extract=_at("comparison.expert.differ"), **{**_COUNT, **_REAL}
+    ),
     Metric("other_differ", "Other weights that differ", extract=_at("comparison.other.differ"), **{**_COUNT, **_REAL}),
     Metric("expert_total", "of", extract=_at("comparison.expert.total"), **{**_COUNT, **_REAL}),
     Metric("other_total", "of", extract=_at("comparison.other.total"), **{**_COUNT, **_REAL}),
@@ -191,7 +251,10 @@ METRICS: dict[str, Metric] = {m.name: m for m in _ALL}
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name. Raises UserError with near matches."""
+    """The metric of that name; ``downstream:<task>`` is made as asked. Raises UserError with near matches."""
+    if name.startswith("downstream:") and name not in METRICS:
+        task = name.partition(":")[2]
+        METRICS[name] = Metric(name, task, "", "higher", _downstream(task), decimals=3, **_LOSS)
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, 3) or sorted(METRICS)
         raise UserError(f"metric {name!r}: unknown; did you mean {', '.join(near)}?")

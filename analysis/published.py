@@ -1,8 +1,8 @@
 """Numbers printed in the papers: data files with their table and arm, and look-ups by axes.
 
-A row of ``published/*.json``: ``source`` (table or section), ``arm`` (axes; the file's ``defaults`` fill the rest), ``values`` by
-metric name, and optionally ``changes_pct`` (printed changes), ``status`` (a printed out-of-memory). A statement: a number from
-the text, with its metric, arm, what it is taken against, and the relation between them.
+A row of ``published/*.json``: ``source`` (table or section), ``arm`` (axes; the file's ``defaults`` fill the rest),
+``values`` by metric name, and optionally ``changes_pct`` (printed changes), ``status`` (a printed out-of-memory). A
+statement: a number from the text, with its metric, arm, what it is taken against, and the relation between them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from .metrics import METRICS
 
 FILES = ("sonar", "mesh")
-# At smoke scale grouped_mm plays the part of the paper's fast backend: one batched gradient a tensor, as SonicMoE makes.
+# At smoke scale grouped_mm plays the part of the paper's fast backend: one batched gradient a tensor, as SonicMoE
+# makes.
 STAND_INS = {"grouped_mm": "sonicmoe"}
 
 
@@ -35,8 +36,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Statement:
-    """One printed relation between arms. ``relation``: saving (against minus arm), change_pct, difference (arm minus against),
-    slope, per_call or value. ``value`` is a number or a (low, high) range."""
+    """One printed relation between arms. ``relation``: saving (against minus arm), change_pct, difference (arm minus
+    against), slope, per_call or value. ``value`` is a number or a (low, high) range."""
 
     name: str
     source: str

@@ -1,8 +1,9 @@
 """Read the records under ``runs/``: strict JSON, checked; what is damaged is named and never counted.
 
-Layout: ``runs/<experiment>/<scale>/<arm-id>/record.json`` are the user's own, ``runs/reference/<label>/**/record.json`` came
-with the repository and are labelled so. A file may hold ``{"reference": {"record": "<path>"}}`` beside its own ``arm``: the
-same fingerprint was recorded under another experiment, and that record's content stands in.
+Layout: ``runs/<experiment>/<scale>/<arm-id>/record.json`` are the user's own,
+``runs/reference/<label>/**/record.json`` came with the repository and are labelled so. A file may hold
+``{"reference": {"record": "<path>"}}`` beside its own ``arm``: the same fingerprint was recorded under another
+experiment, and that record's content stands in.
 """
 
 from __future__ import annotations
@@ -11,17 +12,29 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sonar_repro.errors import UserError
+from sonar_repro.records import REQUIRED, SCHEMA_VERSION, STATUSES
 
-SCHEMA_MAJOR = 1
-STATUSES = ("ok", "oom", "failed", "crashed", "unsupported")
-REQUIRED = ("schema_version", "arm_id", "arm", "status", "environment")
+SCHEMA_MAJOR = int(SCHEMA_VERSION.split(".", 1)[0])
 REQUIRED_OK = {"train": ("data", "memory", "time", "loss", "counts")}  # by task, when the status is ok
-SECTIONS = ("arm", "config", "environment", "data", "model", "counts", "memory", "time", "loss", "weights", "timeline", "error")
+SECTIONS = (
+    "arm",
+    "config",
+    "environment",
+    "data",
+    "model",
+    "counts",
+    "memory",
+    "time",
+    "loss",
+    "weights",
+    "timeline",
+    "error",
+)
 REFERENCE_DIR = "reference"
 
 
@@ -36,7 +49,6 @@ class Record:
     path: Path
     data: dict[str, Any]
     label: str | None = None
-    derived: dict[str, Any] = field(default_factory=dict)  # values that analysis computed, by name
 
     @property
     def status(self) -> str:
@@ -197,7 +209,9 @@ def load(root: Path, *, warn=lambda line: print(line, file=sys.stderr)) -> Runs:
         UserError: ``root`` exists and is no folder.
     """
     if root.exists() and not root.is_dir():
-        raise UserError(f"--runs {root}: not a folder; give the folder that holds <experiment>/<scale>/<arm-id>/record.json")
+        raise UserError(
+            f"--runs {root}: not a folder; give the folder that holds <experiment>/<scale>/<arm-id>/record.json"
+        )
     records, damaged = [], []
     for path, label in _find(root):
         try:
@@ -210,8 +224,3 @@ def load(root: Path, *, warn=lambda line: print(line, file=sys.stderr)) -> Runs:
         records.append(Record(path, data, label))
     records.sort(key=lambda r: (r.label is not None, r.label or "", str(r.path)))
     return Runs(records, damaged)
-
-
-def relabel(record: Record, **arm: Any) -> Record:
-    """A copy of the record with some axes replaced (used where a table reads one record under two names)."""
-    return replace(record, data={**record.data, "arm": {**record.arm, **arm}})

@@ -12,8 +12,9 @@ from .collection import Collection, collections
 from .records import load
 from .tables import TABLES, table
 from .tables.build import build
-from .tables.render import terminal, write
-from .tables.spec import Table, TableSpec
+from .tables.render import write
+from .tables.spec import Custom, Table, TableSpec
+from .tables.terminal import terminal
 
 
 def writable(out: Path) -> Path:
@@ -25,11 +26,13 @@ def writable(out: Path) -> Path:
     return out
 
 
-def scales_of(spec: TableSpec, origins: list[Collection], scale: str | None, default: bool) -> list[str]:
-    """Scales at which to build a table: the one asked, else those recorded for its experiment, else smoke if it was named."""
+def scales_of(spec: TableSpec | Custom, origins: list[Collection], scale: str | None, default: bool) -> list[str]:
+    """Scales at which to build a table: the one asked, else those recorded for its experiment, else smoke if it was
+    named.
+    """
     if scale is not None:
         return [scale] if scale in spec.scales else []
-    recorded = {s for o in origins for s in o.scales([spec.experiment])}
+    recorded = {s for o in origins for s in o.scales(spec.experiments)}
     found = [s for s in spec.scales if s in recorded]
     return found or (["smoke"] if default and "smoke" in spec.scales else [])
 
@@ -39,7 +42,9 @@ def build_tables(origins: list[Collection], name: str | None = None, scale: str 
     if scale is not None and scale not in SCALES:
         raise UserError(f"--scale {scale}: unknown; choose {', '.join(SCALES)}")
     specs = [table(name)] if name else list(TABLES.values())
-    return [build(spec, s, origins) for spec in specs for s in scales_of(spec, origins, scale, default=name is not None)]
+    return [
+        build(spec, s, origins) for spec in specs for s in scales_of(spec, origins, scale, default=name is not None)
+    ]
 
 
 def write_tables(runs: Path, out: Path, *, name: str | None, scale: str | None, show: bool) -> int:

@@ -15,13 +15,13 @@ def run_one(cfg: Any) -> dict[str, Any] | None:
 
     from .config import register, resolve
     from .errors import Unsupported, UserError
-    from .plan import Session
+    from .plan import Command
 
     register()
     try:
         return _run_one(resolve(cfg))
     except (UserError, Unsupported, OmegaConfBaseException) as error:
-        Session.current().mistake = error  # raised here, Hydra would print lines of its own first
+        Command.current().mistake = error  # raised here, Hydra would print lines of its own first
     return None
 
 
@@ -31,24 +31,24 @@ def _run_one(config: Any) -> dict[str, Any] | None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from .plan import Session, preflight
+    from .plan import Command, preflight
     from .runner import make_arm
 
-    session = Session.current()
+    command = Command.current()
     hydra_config = HydraConfig.get()
     if config.task.name in PARENT_TASKS:
         importlib.import_module(PARENT_TASKS[config.task.name]).run(config)
         return None
     arm = make_arm(config, list(hydra_config.overrides.task))
     if hydra_config.mode == RunMode.MULTIRUN:
-        return session.run(arm)
-    session.arms = [arm]
+        return command.run(arm)
+    command.arms = [arm]
     preflight([config])
     if config.dry_run:
-        session.print_plan()
+        command.print_plan()
         return None
-    with session.progress():
-        return session.run(arm)
+    with command.progress():
+        return command.run(arm)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     from .config import conf_dir, register
     from .errors import Unsupported, UserError
     from .messages import one_line_of
-    from .plan import Session
+    from .plan import Command
     from .progress import fail
 
     register()
@@ -70,13 +70,13 @@ def main(argv: list[str] | None = None) -> int:
     from .sweep import register as register_sweeper
 
     register_sweeper()
-    session = Session.begin()
+    command = Command.begin()
     if argv is not None:
         sys.argv = [sys.argv[0], *argv]
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_one)()
-        if session.mistake:
-            raise session.mistake
+        if command.mistake:
+            raise command.mistake
     except (UserError, Unsupported) as error:
         fail(str(error))
         return 2
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         fail("interrupted; finished arms are recorded, run the same command to go on")
         return 130
-    return session.exit_code()
+    return command.exit_code()
 
 
 if __name__ == "__main__":

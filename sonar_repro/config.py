@@ -1,7 +1,7 @@
 """Typed configuration: one dataclass a Hydra group, cross-field checks, arm ids and fingerprints. Imports no torch.
 
-The root schema is registered in Hydra's ConfigStore as ``base_config``, so an unknown key or a wrong type is an error of
-composition. :func:`resolve` turns a composed config into a :class:`Config` and checks what one field alone cannot know.
+The root schema is registered in Hydra's ConfigStore as ``base_config``, so an unknown key or a wrong type is an error
+of composition. :func:`resolve` turns a composed config into a :class:`Config` and checks what one field alone cannot know.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class ScaleConfig:
     dtype: str = "bfloat16"
     weights: str = "random"
     device: str = "auto"
-    backends: str = "grouped_mm,eager"
+    backends: str = "grouped_mm,eager"  # what Table 1 sweeps
+    main_backend: str = "grouped_mm"  # what the other tables use
     checkpoint_every: int = 0
 
 
@@ -164,6 +165,7 @@ class Config:
     checkpointing: bool = False
     memory_cap_gb: float | None = None
     seed: int = 42
+    repeat: int = 1  # the same arm again, for run-to-run noise
     deterministic: bool = False
     steps: int = 10
     warmup_steps: int = 3
@@ -184,7 +186,7 @@ class Config:
 
 
 GROUPS = ("scale", "model", "backend", "method", "optimizer", "dataset", "data", "task", "gpu", "parallel")
-AXES = (*GROUPS, "batch_size", "accumulation", "accumulation_mode", "checkpointing", "memory_cap_gb", "seed")
+AXES = (*GROUPS, "batch_size", "accumulation", "accumulation_mode", "checkpointing", "memory_cap_gb", "seed", "repeat")
 # Neither changes what an arm computes, so neither is part of its identity.
 NOT_IDENTITY = ("experiment_name", "runs_dir", "force", "dry_run", "force_memory", "threads", "stall_timeout_s")
 NOT_IDENTITY += ("checkpoint_every", "save_model", "keep_weights", "by_scale", "dataset")
@@ -250,6 +252,7 @@ AT_LEAST = {
     "window_start": 1,
     "checkpoint_every": 0,
     "seed": 0,
+    "repeat": 1,
     "threads": 1,
     "parallel.processes": 1,
     "data.max_length": 2,
@@ -306,7 +309,8 @@ def _check_accumulation(config: Config) -> None:
         raise _bad(
             "accumulation",
             config.accumulation,
-            f"method={method.name} cannot accumulate: it updates at every micro-batch; say accumulation_mode=update_each or use a standard method",
+            f"method={method.name} cannot accumulate: it updates at every micro-batch; "
+            "say accumulation_mode=update_each or use a standard method",
         )
     elif mode == "fold" and method.in_backward != "experts":
         raise _bad("accumulation_mode", mode, "fold is for methods with in_backward=experts")
@@ -343,6 +347,8 @@ def accumulation_mode(config: Config) -> str:
     """The mode in force: what was asked, or what the method does by itself."""
     if config.accumulation_mode is not None:
         return config.accumulation_mode
+    if config.accumulation == 1:
+        return "standard"
     return "standard" if config.method.in_backward == "none" else "update_each"
 
 
@@ -387,6 +393,7 @@ def axes(config: Config) -> dict[str, Any]:
         "checkpointing": config.checkpointing,
         "memory_cap_gb": config.memory_cap_gb,
         "seed": config.seed,
+        "repeat": config.repeat,
         "data": config.data.name,
         "parallel": config.parallel.name,
         "gpu": config.gpu.name if config.scale.name == "forecast" else None,
@@ -394,7 +401,7 @@ def axes(config: Config) -> dict[str, Any]:
 
 
 def arm_id(config: Config, overrides: list[str] | None = None) -> str:
-    """Folder name of an arm (settled question 4): its choices, non-default axes, six hex digits for any other override."""
+    """Folder name of an arm: its choices, its non-default axes, and six hex digits for any other override."""
     parts = [config.model.name, config.backend.name, config.method.name, config.optimizer.name]
     parts += [f"bs{config.batch_size}", f"s{config.seed}"]
     if config.task.name != "train":
@@ -407,6 +414,8 @@ def arm_id(config: Config, overrides: list[str] | None = None) -> str:
         parts.append("gc")
     if config.memory_cap_gb is not None:
         parts.append(f"cap{config.memory_cap_gb:g}")
+    if config.repeat > 1:
+        parts.append(f"r{config.repeat}")
     if config.parallel.name != "none":
         parts.append(f"{config.parallel.name}{config.parallel.processes}")
     if any(_is_other(o) for o in overrides or []):

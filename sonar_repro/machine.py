@@ -1,4 +1,4 @@
-"""Facts about the machine that need no torch: the parent process stays light (DESIGN, settled question 13)."""
+"""Facts about the machine that need no torch: the parent process stays light."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Driver, power limit (W), clocks (MHz) and other processes on the first visible card, from nvidia-smi; {} without it."""
+    """Driver, power limit (W), clocks (MHz) and memory in use of the first visible card, by nvidia-smi; {} without it."""
     fields = "driver_version,power.limit,clocks.sm,clocks.max.sm,memory.used"
     try:
         out = subprocess.run(

@@ -70,7 +70,8 @@ def _bad_value(match: re.Match, error: Exception) -> str:
 
 
 def _ambiguous(match: re.Match, error: Exception) -> str:
-    return f"{match.group(1)}: several values are a sweep; add -m, or quote the comma: '{match.group(1).replace(',', chr(92) + ',')}'"
+    quoted = match.group(1).replace(",", "\\,")
+    return f"{match.group(1)}: several values are a sweep; add -m, or quote the comma: '{quoted}'"
 
 
 def _grammar(match: re.Match, error: Exception) -> str:

@@ -24,9 +24,12 @@ def preflight(configs: list[Config]) -> None:
     check_writable(configs[0].runs_dir)
     free = shutil.disk_usage(configs[0].runs_dir).free
     for config in configs:
-        if config.scale.device == "cuda" and cuda_device_count() == 0 and not config.dry_run:
+        if config.dry_run:
+            continue  # a plan shows what is needed; it refuses nothing
+        if config.scale.device == "cuda" and cuda_device_count() == 0:
             raise UserError(
-                f"scale={config.scale.name}: needs a CUDA GPU and none is visible; use scale=smoke (tiny, any machine) or scale=forecast (full-size memory, no GPU)"
+                f"scale={config.scale.name}: needs a CUDA GPU and none is visible; "
+                "use scale=smoke (tiny, any machine) or scale=forecast (full-size memory, no GPU)"
             )
         if (config.save_model or config.checkpoint_every) and config.scale.device != "fake":
             count = parameter_count(config.model, config.scale.name)
@@ -35,14 +38,15 @@ def preflight(configs: list[Config]) -> None:
             need = (copies + int(config.save_model)) * count * WEIGHT_BYTES[config.scale.dtype] if count else 0
             if need > free:
                 raise UserError(
-                    f"runs_dir={config.runs_dir}: {free / 1e9:.1f} GB free and the weights need {need / 1e9:.1f} GB; give another folder with runs_dir=PATH or set checkpoint_every=0 save_model=false"
+                    f"runs_dir={config.runs_dir}: {free / 1e9:.1f} GB free and the weights need {need / 1e9:.1f} GB; "
+                    "give another folder with runs_dir=PATH or set checkpoint_every=0 save_model=false"
                 )
 
 
-class Session:
+class Command:
     """The state of one command. There is one a process: Hydra calls us back without a handle of ours."""
 
-    _current: Session | None = None
+    _current: Command | None = None
 
     def __init__(self) -> None:
         self.arms: list[Arm] = []
@@ -51,13 +55,13 @@ class Session:
         self.mistake: Exception | None = None
 
     @classmethod
-    def begin(cls) -> Session:
-        """A fresh session for a command."""
+    def begin(cls) -> Command:
+        """A fresh command for a command."""
         cls._current = cls()
         return cls._current
 
     @classmethod
-    def current(cls) -> Session:
+    def current(cls) -> Command:
         if cls._current is None:
             cls._current = cls()
         return cls._current
@@ -115,7 +119,7 @@ class Session:
         Console(width=width).print(table)
 
     def exit_code(self) -> int:
-        """0: every arm ok, out of memory or unsupported beside one that ran; 1: a failure; 2: only mistakes of the command's."""
+        """0: no arm failed (oom and unsupported are results); 1: one did, or none could run; 2: only the command was wrong."""
         bad = [r for r in self.results if r["status"] in ("failed", "crashed")]
         mistakes = [r for r in bad if (r["error"] or {}).get("user_error")]
         for message in dict.fromkeys(r["error"]["message"] for r in mistakes):

@@ -1,7 +1,7 @@
 """The record: one strict-JSON file an arm, versioned, written atomically. Imports no torch, so analysis can use it.
 
-Schema 1.x, by key: ``schema_version``, ``arm_id``, ``arm`` (every axis by name), ``config`` (resolved), ``fingerprint``,
-``status`` (ok | oom | failed | crashed | unsupported), ``error`` (type, message, phase, traceback), ``environment``,
+Schema 1.x, by key: ``schema_version``, ``arm_id``, ``arm`` (every axis by name), ``config`` (resolved),
+``fingerprint``, ``status`` (ok | oom | failed | crashed | unsupported), ``error`` (type, message, phase, traceback), ``environment``,
 ``data``, ``model``, ``counts``, ``memory``, ``time``, ``loss``, ``grad_norm``, ``weights``, ``timeline``, ``notes``.
 Bytes are integers, times seconds; a value that was not measured is null with a ``*_reason`` or ``reason`` beside it.
 """
@@ -21,7 +21,7 @@ from .errors import UserError
 
 SCHEMA_VERSION = "1.0"
 STATUSES = ("ok", "oom", "failed", "crashed", "unsupported")
-FINAL = ("ok", "oom")  # what counts as recorded (settled question 3)
+FINAL = ("ok", "oom")  # what counts as recorded
 SECTIONS = ("environment", "data", "model", "counts", "memory", "time", "loss", "grad_norm", "weights", "timeline")
 REQUIRED = ("schema_version", "arm_id", "arm", "fingerprint", "status")
 
@@ -51,10 +51,10 @@ def count_nonfinite(value: Any) -> int:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Write to a temporary file beside ``path``, fsync, rename: a reader sees the old record or the new one, never half."""
+    """Write beside ``path``, fsync, rename: a reader sees the old record or the new one, never half of one."""
     lost = count_nonfinite(record)
     if lost:
-        record = {**record, "notes": [*record.get("notes", []), f"{lost} values were NaN or infinite and are null"]}
+        record = {**record, "notes": [*record.get("notes", []), f"{lost} values were not finite and are null"]}
     text = json.dumps(finite(record), indent=1, allow_nan=False, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".record-", suffix=".tmp")

@@ -1,4 +1,4 @@
-"""The Hydra sweeper of this harness: compose and check every arm before the first starts, then launch the unrecorded."""
+"""The Hydra sweeper of this harness: compose and check every arm before the first starts, launch the unrecorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydra.core.plugins import Plugins
 
 from .config import Config, resolve
 from .errors import UserError
-from .plan import Session, preflight
+from .plan import Command, preflight
 from .runner import Arm, make_arm
 
 
@@ -32,17 +32,17 @@ class ArmSweeper(BasicSweeper):
                 raise UserError(f"{override.input_line}: one scale a sweep; run the command once for each")
         [jobs] = self.split_arguments(overrides, None)
         arms = self._arms(jobs)
-        session = Session.current()
-        session.arms = list(arms)
+        command = Command.current()
+        command.arms = list(arms)
         preflight([arm.config for arm in arms])
-        if session.arms[0].config.dry_run:
-            session.print_plan()
+        if command.arms[0].config.dry_run:
+            command.print_plan()
             return []
-        with session.progress():
-            todo = session.report_recorded()
+        with command.progress():
+            todo = command.report_recorded()
             launched = [jobs_of for arm, jobs_of in arms.items() if arm in todo]
             if launched:
-                session.collect(self.launcher.launch(launched, initial_job_idx=0))
+                command.collect(self.launcher.launch(launched, initial_job_idx=0))
         return []
 
     def _arms(self, jobs: list[list[str]]) -> dict[Arm, list[str]]:

@@ -6,13 +6,13 @@ import difflib
 
 from sonar_repro.errors import UserError
 
-from . import sonar
-from .spec import TableSpec
+from . import accuracy, sonar
+from .spec import Custom, TableSpec
 
-TABLES: dict[str, TableSpec] = {t.name: t for t in sonar.ALL_TABLES}
+TABLES: dict[str, TableSpec | Custom] = {t.name: t for t in (*sonar.ALL_TABLES, *accuracy.TABLES)}
 
 
-def table(name: str) -> TableSpec:
+def table(name: str) -> TableSpec | Custom:
     """The spec of that name. Raises UserError with near matches."""
     if name not in TABLES:
         near = difflib.get_close_matches(name, TABLES, 3) or list(TABLES)

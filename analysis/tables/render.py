@@ -1,4 +1,4 @@
-"""A laid-out table as Markdown, LaTeX (booktabs), CSV, HTML and in the terminal."""
+"""A laid-out table as Markdown, LaTeX (booktabs), CSV and HTML."""
 
 from __future__ import annotations
 
@@ -8,28 +8,40 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from .spec import Block, Cell, Header, Table
 
-SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-WIDE = 120  # columns when the output is no terminal and says no width
+_MATH = {
+    "−": "-",
+    "±": r"\pm",
+    "Δ": r"\Delta",
+    "✓": r"\checkmark",
+    "µ": r"\mu",
+    "≤": r"\leq",
+    "≥": r"\geq",
+    "≈": r"\approx",
+}
+_MATH |= {"β": r"\beta", "τ": r"\tau", "×": r"\times", "→": r"\rightarrow", "·": r"\cdot"}
 TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "✓": r"$\checkmark$",
-    "µ": r"$\mu$", "≤": r"$\leq$", "β": r"$\beta$", "τ": r"$\tau$", "×": r"$\times$", "→": r"$\rightarrow$", "§": r"\S", "·": r"$\cdot$",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+    "§": r"\S{}",
+    "…": r"\ldots{}",
+}
+TEX |= {sign: f"${command}$" for sign, command in _MATH.items()} | {c: "\\" + c for c in "&%$#_{}"}
 
 
-def _marked(cell: Cell) -> str:
-    return cell.text + ",".join(map(str, cell.marks)).translate(SUPERSCRIPTS).replace(",", "˒")
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def _bar(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _md(cell: Cell) -> str:
-    text = cell.text.replace("|", "\\|").replace("\n", " ")
+    text = _bar(cell.text)
     return (f"**{text}**" if cell.bold else text) + "".join(f"[^{n}]" for n in cell.marks)
 
 
@@ -41,7 +53,7 @@ def markdown(table: Table) -> str:
     for block in table.blocks:
         if block.title:
             out += [f"**{block.title}**", ""]
-        out.append("| " + " | ".join(h.text.replace("|", "\\|") for h in block.headers) + " |")
+        out.append("| " + " | ".join(_bar(h.text) for h in block.headers) + " |")
         out.append("|" + "|".join(" --- " if h.kind == "label" else " ---: " for h in block.headers) + "|")
         out += ["| " + " | ".join(_md(c) for c in row) + " |" for row in block.rows]
         out.append("")
@@ -53,27 +65,12 @@ def markdown(table: Table) -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
+# -- LaTeX -------------------------------------------------------------------------------------------------------------
+
+
 def tex_escape(text: str) -> str:
-    """Text safe in LaTeX, with mathematical signs in math mode."""
+    """Text safe in LaTeX, mathematical signs in math mode."""
     return "".join(TEX.get(c, c) for c in text)
-
-
-def latex(table: Table) -> str:
-    """LaTeX for booktabs and amssymb (check marks): one ``table`` environment a block, through pandas' Styler."""
-    out = [f"% {table.title} (scale: {table.scale}); needs booktabs, amssymb"]
-    for number, block in enumerate(table.blocks):
-        frame = pd.DataFrame([[_tex(c) for c in row] for row in block.rows])
-        frame.columns = [tex_escape(h.text) for h in block.headers]
-        caption = tex_escape(f"{table.title} ({table.scale}{f', {block.title}' if block.title else ''})")
-        form = "".join("l" if h.kind == "label" else "r" for h in block.headers)
-        label = f"tab:{table.name}-{table.scale}" + (f"-{number}" if number else "")
-        text = frame.style.hide(axis="index").to_latex(hrules=True, column_format=form, caption=caption, label=label, position="t")
-        out.append(_with_rules(text, block.groups))
-    if table.refused:
-        out.append(f"% refused: {table.refused}")
-    notes = [*table.notes, *(f"({i}) {t}" for i, t in enumerate(table.footnotes, 1))]
-    out += [r"% notes", *(rf"\par\footnotesize {tex_escape(n)}" for n in notes if table.blocks)]
-    return "\n".join(out) + "\n"
 
 
 def _tex(cell: Cell) -> str:
@@ -82,18 +79,44 @@ def _tex(cell: Cell) -> str:
     return (rf"\textbf{{{text}}}" if cell.bold else text) + marks
 
 
+def latex(table: Table) -> str:
+    """LaTeX for booktabs and amssymb: one ``table`` environment a block, through pandas' Styler, notes below it."""
+    out = [f"% {table.title} (scale: {table.scale}); needs booktabs and amssymb"]
+    if table.refused:
+        out.append(f"% refused: {table.refused}")
+    notes = [*table.notes, *(f"({i}) {t}" for i, t in enumerate(table.footnotes, 1))]
+    for number, block in enumerate(table.blocks):
+        frame = pd.DataFrame([[_tex(c) for c in row] for row in block.rows])
+        frame.columns = [tex_escape(h.text) for h in block.headers]
+        where = f"{table.scale}, {block.title}" if block.title else table.scale
+        text = frame.style.hide(axis="index").to_latex(
+            hrules=True,
+            column_format="".join("l" if h.kind == "label" else "r" for h in block.headers),
+            caption=tex_escape(f"{table.title} ({where})."),
+            label=f"tab:{table.name}-{table.scale}" + (f"-{number}" if number else ""),
+            position="t",
+        )
+        below = "".join(rf"\par{{\footnotesize {tex_escape(n)}}}" + "\n" for n in notes)
+        out.append(_with_rules(text, block.groups).replace(r"\end{table}", below + r"\end{table}"))
+        notes = []
+    return "\n".join(out) + "\n"
+
+
 def _with_rules(text: str, groups: Sequence[int]) -> str:
-    """A rule before each group of rows but the first."""
-    lines, out, row = text.splitlines(), [], None
-    for line in lines:
+    r"""A ``\midrule`` before each group of rows but the first."""
+    out, row = [], None
+    for line in text.splitlines():
         if row is not None and line.rstrip().endswith(r"\\"):
             if row in groups and row:
                 out.append(r"\midrule")
             row += 1
-        if line.strip() == r"\midrule" and row is None:
+        elif line.strip() == r"\midrule" and row is None:
             row = 0
         out.append(line)
     return "\n".join(out)
+
+
+# -- CSV ---------------------------------------------------------------------------------------------------------------
 
 
 def csv(table: Table) -> str:
@@ -103,18 +126,22 @@ def csv(table: Table) -> str:
     return buffer.getvalue()
 
 
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+
 def html_table(table: Table) -> str:
-    """HTML of the blocks (no page around them); long tables scroll inside their own box."""
+    """The blocks as HTML without a page around them; a wide table scrolls inside its own box."""
     out = []
     for block in table.blocks:
         if block.title:
             out.append(f'<p class="origin">{html.escape(block.title)}</p>')
-        out.append('<div class="scroll" tabindex="0"><table>')
-        out.append("<thead><tr>" + "".join(f'<th scope="col" class="{h.kind}">{html.escape(h.text)}</th>' for h in block.headers) + "</tr></thead>")
-        out.append("<tbody>")
+        name = html.escape(f"{table.title}, {table.scale}", quote=True)
+        out.append(
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{_html_head(block)}<tbody>'
+        )
         for i, row in enumerate(block.rows):
             first = ' class="group"' if i in block.groups and i else ""
-            out.append(f"<tr{first}>" + "".join(_html(c, h) for c, h in zip(row, block.headers)) + "</tr>")
+            out.append(f"<tr{first}>{''.join(_html(c, h) for c, h in zip(row, block.headers))}</tr>")
         out.append("</tbody></table></div>")
     return "\n".join(out)
 
@@ -123,106 +150,36 @@ def _html(cell: Cell, header: Header) -> str:
     text = html.escape(cell.text)
     text = f"<b>{text}</b>" if cell.bold else text
     marks = f"<sup>{','.join(map(str, cell.marks))}</sup>" if cell.marks else ""
-    kind = header.kind if header.kind != "ours" or cell.kind != "status" else "status"
-    tag = 'th scope="row"' if kind == "label" else "td"
-    return f'<{tag} class="{kind}">{text}{marks}</{tag.split()[0]}>'
+    if header.kind == "label":
+        return f'<th scope="row">{text}{marks}</th>'
+    return f'<td class="{"status" if cell.kind == "status" else header.kind}">{text}{marks}</td>'
+
+
+def spans(block: Block) -> list[tuple[int, int]]:
+    """(start, end) of each metric's columns: ours and what stands beside it; a label column is alone."""
+    starts = [i for i, h in enumerate(block.headers) if h.kind in ("ours", "label")]
+    return list(zip(starts, [*starts[1:], len(block.headers)]))
+
+
+def _html_head(block: Block) -> str:
+    """Two rows of headings: the metric over its own, printed and error columns."""
+    top, sub = [], []
+    for start, end in spans(block):
+        members = block.headers[start:end]
+        name = html.escape(members[0].group)
+        if len(members) == 1:
+            top.append(f'<th scope="col" rowspan="2" class="{members[0].kind}">{name}</th>')
+        else:
+            top.append(f'<th scope="colgroup" colspan="{len(members)}" class="span">{name}</th>')
+            sub += [f'<th scope="col" class="{h.kind}">{html.escape(h.sub or "ours")}</th>' for h in members]
+    return f"<thead><tr>{''.join(top)}</tr><tr>{''.join(sub)}</tr></thead>"
 
 
 def write(table: Table, out: Path) -> list[Path]:
     """Write ``<name>_<scale>.{md,tex,csv}``; returns the paths."""
-    out.mkdir(parents=True, exist_ok=True)
     paths = []
     for suffix, render in (("md", markdown), ("tex", latex), ("csv", csv)):
         path = out / f"{table.name}_{table.scale}.{suffix}"
         path.write_text(render(table), encoding="utf-8")
         paths.append(path)
     return paths
-
-
-# -- terminal ----------------------------------------------------------------------------------------------------------
-
-
-def terminal(table: Table, console: Console | None = None) -> None:
-    """Print a table at the terminal's width: columns that do not fit go into further panels under the same row labels."""
-    console = console or Console()
-    if not console.is_terminal and "COLUMNS" not in console._environ:
-        console = Console(file=console.file, width=WIDE)
-    console.print()
-    console.print(Text(f"{table.title}  [scale: {table.scale}]", style="bold"))
-    if table.refused:
-        console.print(Text(f"refused: {table.refused}", style="red"))
-    for block in table.blocks:
-        if block.title:
-            console.print(Text(block.title, style="italic"))
-        for columns in _panels(block, console.width):
-            console.print(_rich(block, columns))
-    for note in table.notes:
-        console.print(Text(note, style="dim"))
-    for i, text in enumerate(table.footnotes, 1):
-        console.print(Text(f"{str(i).translate(SUPERSCRIPTS)} {text}", style="dim"))
-    if table.commands:
-        console.print(Text("Missing arms are made by:"))
-        for line in table.commands:
-            console.print(Text(f"  {line}"), soft_wrap=True)
-
-
-def _widths(block: Block) -> list[int]:
-    """Width of each column: its widest cell, or its heading folded at spaces into as many lines as it takes."""
-    widths = []
-    for i, h in enumerate(block.headers):
-        heading = max(len(word) for word in h.text.split())
-        widths.append(max([heading, *(len(_marked(row[i])) for row in block.rows)]) + 2)
-    return widths
-
-
-def _panels(block: Block, width: int) -> list[list[int]]:
-    """Column indices of each panel: the labels, then whole metrics (ours, paper, error) as far as they fit."""
-    widths = _widths(block)
-    labels = [i for i, h in enumerate(block.headers) if h.kind == "label"]
-    # A label column whose value never changes goes into the first panel only when there is room; it still names the rows.
-    units: list[list[int]] = []
-    for i, h in enumerate(block.headers):
-        if h.kind == "label":
-            continue
-        if h.kind == "ours" or not units:
-            units.append([i])
-        else:
-            units[-1].append(i)
-    base = sum(widths[i] for i in labels)
-    panels: list[list[int]] = []
-    room = -1
-    for unit in units:
-        need = sum(widths[i] for i in unit)
-        if need > room:
-            panels.append(list(labels))
-            room = width - base
-        panels[-1] += unit
-        room -= need
-    return panels or [labels]
-
-
-def _rich(block: Block, columns: list[int]) -> RichTable:
-    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
-    for i in columns:
-        h = block.headers[i]
-        style = {"published": "cyan", "error": "dim"}.get(h.kind)
-        grid.add_column(h.text, justify="left" if h.kind == "label" else "right", no_wrap=False, style=style, overflow="fold")
-    seen: list[str] = []
-    for n, row in enumerate(block.rows):
-        if n in block.groups and n:
-            grid.add_section()
-            seen = []
-        cells = []
-        for place, i in enumerate(columns):
-            cell = row[i]
-            text = Text(_marked(cell), style="bold" if cell.bold else ("yellow" if cell.kind == "status" else ""))
-            if block.headers[i].kind == "label" and n and seen[place : place + 1] == [cell.text] and place < _last_label(block):
-                text = Text("")
-            cells.append(text)
-        seen = [row[i].text for i in columns]
-        grid.add_row(*cells)
-    return grid
-
-
-def _last_label(block: Block) -> int:
-    return sum(h.kind == "label" for h in block.headers) - 1

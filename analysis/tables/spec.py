@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: two columns of one table are never the same
 class Column:
-    """One metric as a column; it unfolds into ours, the printed value and the error where the scale allows a comparison.
+    """One metric as a column; it unfolds into ours, the printed value and the error where the scale allows a
+    comparison.
 
-    ``where`` are axes in which this column's arm differs from the row's (Table 8 has a method a column). ``status`` makes the
-    column show whether the arm ran, in place of a metric.
+    ``where`` are axes in which this column's arm differs from the row's (Table 8 has a method a column). ``status``
+    makes the column show whether the arm ran, in place of a metric.
     """
 
     metric: str
@@ -32,9 +33,9 @@ class Column:
 class TableSpec:
     """A table of a paper or of ours.
 
-    ``rows(scale)`` gives the expected arms; ``labels`` are the axes that name a row; ``group`` are the axes within which changes
-    and bold lowest values are taken; ``baseline`` is what the change is against. ``remarks(block)`` computes sentences that go
-    under the table.
+    ``rows(scale)`` gives the expected arms; ``labels`` are the axes that name a row; ``group`` are the axes within
+    which changes and bold lowest values are taken; ``baseline`` is what the change is against. ``remarks(block)``
+    computes sentences that go under the table.
     """
 
     name: str
@@ -42,7 +43,7 @@ class TableSpec:
     experiment: str
     rows: Callable[[str], list[dict[str, Any]]]
     labels: tuple[tuple[str, str], ...]
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...] | Callable[..., tuple[Column, ...]]  # a function of scale and collections, if not fixed
     paper: str | None = "sonar"
     source: str | None = None  # "Table 1"
     group: tuple[str, ...] = ("model", "backend")
@@ -52,17 +53,42 @@ class TableSpec:
     notes: tuple[str, ...] = ()
     remarks: Callable[..., list[str]] | None = None
     names: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)  # printed axis values of this table
-    by_seed: bool = False
+    from_scratch: bool = (
+        False  # the paper itself trains from random weights, so at paper scale ours may stand beside it
+    )
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        return (self.experiment,)
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A table with a builder of its own: ``make(table, scale, collections)`` fills the given empty table."""
+
+    name: str
+    title: str
+    experiments: tuple[str, ...]  # those whose records it reads; it is built at the scales that they have
+    scales: tuple[str, ...]
+    make: Callable[..., None]
+
+    @property
+    def experiment(self) -> str:
+        return self.experiments[0]
 
 
 @dataclass
 class Cell:
-    """Text of one cell, in plain Unicode; renderers escape and decorate it. ``marks`` are footnote numbers."""
+    """Text of one cell, in plain Unicode; renderers escape and decorate it.
+
+    ``reasons`` are what must be said about it; ``Table.number`` turns them into ``marks``, the numbers of footnotes.
+    """
 
     text: str = "–"
     bold: bool = False
-    marks: list[int] = field(default_factory=list)
     kind: str = "ours"  # label | ours | published | error | status
+    reasons: list[str] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -95,7 +121,9 @@ class Block:
 
 @dataclass
 class Table:
-    """A table ready to print. ``raw`` has one dict of plain numbers a row, for CSV; ``commands`` make what is missing."""
+    """A table ready to print. ``raw`` has one dict of plain numbers a row, for CSV; ``commands`` make what is
+    missing.
+    """
 
     name: str
     title: str
@@ -108,8 +136,10 @@ class Table:
     refused: str | None = None
     has_records: bool = False
 
-    def mark(self, text: str) -> int:
-        """Number of a footnote; the same text has one number."""
-        if text not in self.footnotes:
-            self.footnotes.append(text)
-        return self.footnotes.index(text) + 1
+    def number(self) -> None:
+        """Give each reason that is still in a cell one footnote number, in reading order."""
+        for cell in (cell for block in self.blocks for row in block.rows for cell in row):
+            for reason in cell.reasons:
+                if reason not in self.footnotes:
+                    self.footnotes.append(reason)
+                cell.marks.append(self.footnotes.index(reason) + 1)

@@ -44,9 +44,11 @@ def status(name: str, device: str) -> str | None:
         need = ".".join(map(str, backend.min_python))
         return f"backend={name}: needs Python {need} or newer, this is {sys.version_info[0]}.{sys.version_info[1]}"
     if backend.cuda_only and device != "cuda":
-        return f"backend={name}: its kernels need a CUDA GPU and this arm runs on {device}; use backend=grouped_mm, or scale=forecast for its memory"
+        way_out = "use backend=grouped_mm, or scale=forecast for its memory"
+        return f"backend={name}: its kernels need a CUDA GPU and this arm runs on {device}; {way_out}"
     if backend.package and importlib.util.find_spec(backend.package) is None:
-        return f"backend={name}: the package {backend.package} is not installed; pip install 'sonar_repro[{backend.extra}]'"
+        way_out = f"pip install 'sonar_repro[{backend.extra}]'"
+        return f"backend={name}: the package {backend.package} is not installed; {way_out}"
     if name == "scattermoe" and backend.adapter is None:
         return f"backend={name}: this version has no adapter for it yet; use backend=grouped_mm"
     return None

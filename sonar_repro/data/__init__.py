@@ -1,7 +1,7 @@
 """Data room: instruction and text corpora, their tokenizers, collation and the order hash.
 
-``sonar_repro.data.spec`` imports neither torch nor transformers, so that configs can be composed without them; the names below
-are resolved on first use (PEP 562).
+``sonar_repro.data.spec`` imports neither torch nor transformers, so that configs can be composed without them; the
+names below are resolved on first use (PEP 562).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collation and iteration: right padding to the longest, masks by position, a fixed order that resumes at an integer."""
+"""Collation and iteration: right padding, masks by position, a fixed order that resumes at an integer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sonar_repro.errors import UserError
 class Batch:
     """One micro-batch on the CPU: ``input_ids``, ``attention_mask`` and ``labels`` are int64 ``[B, T]``.
 
-    ``tokens`` counts real (unpadded) positions and ``supervised_tokens`` the targets that the loss averages over, that is labels
-    other than -100 after the causal shift. Both are plain integers known before the forward pass: a batch with
-    ``supervised_tokens == 0`` has a NaN loss (pytorch#70348) and is to be skipped on the host.
+    ``tokens`` counts real (unpadded) positions and ``supervised_tokens`` the targets that the loss averages over,
+    that is labels other than -100 after the causal shift. Both are plain integers known before the forward pass: a
+    batch with ``supervised_tokens == 0`` has a NaN loss (pytorch#70348) and is to be skipped on the host.
     """
 
     input_ids: Tensor
@@ -37,7 +37,8 @@ class Batch:
 def collate(examples: Sequence[Example], pad_id: int) -> Batch:
     """Pad to the longest example, on the right.
 
-    Padding is masked by position. ``pad_id`` may equal the end token (Granite): a real end token keeps its mask and its label.
+    Padding is masked by position. ``pad_id`` may equal the end token (Granite): a real end token keeps its mask and
+    its label.
     """
     longest = max(len(example.input_ids) for example in examples)
     gaps = [longest - len(example.input_ids) for example in examples]
@@ -56,28 +57,39 @@ def collate(examples: Sequence[Example], pad_id: int) -> Batch:
 class BatchStream(Iterator[Batch]):
     """Infinite micro-batches over a sequence of examples, in their order, the same order again at each pass.
 
-    Micro-batch ``p`` holds examples ``p*W*B + rank*B`` to ``+ B`` (modulo the number of examples), with B the batch size and W the
-    number of processes: the processes together read exactly what one process with batches of W*B reads. No example is left out
-    at the end of a pass: a batch that crosses the end goes on with the first examples. Nothing is reshuffled between passes.
+    Micro-batch ``p`` holds examples ``p*W*B + rank*B`` to ``+ B`` (modulo the number of examples), with B the batch
+    size and W the number of processes: the processes together read exactly what one process with batches of W*B
+    reads. No example is left out at the end of a pass: a batch that crosses the end goes on with the first examples.
+    Nothing is reshuffled between passes.
 
     Args:
-        start: first micro-batch number. ``position`` is the number of the next one: save it, and pass it as ``start`` to resume.
+        start: first micro-batch number. ``position`` is the number of the next one: save it, and pass it as ``start``
+            to resume.
 
     Raises:
         UserError: no examples, a batch size under 1, or more examples a batch than there are.
     """
 
     def __init__(
-        self, examples: Sequence[Example], batch_size: int, pad_id: int, *, start: int = 0, rank: int = 0, world_size: int = 1
+        self,
+        examples: Sequence[Example],
+        batch_size: int,
+        pad_id: int,
+        *,
+        start: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size}: must be at least 1")
         if not len(examples):
-            raise UserError("no usable training example is left: see the dropped counts; raise data.max_length or take other data")
+            raise UserError(
+                "no usable training example is left: see the dropped counts; raise data.max_length or take other data"
+            )
         if batch_size * world_size > len(examples):
             raise UserError(
-                f"batch_size={batch_size} on {world_size} process(es) is more than the {len(examples)} usable training examples: "
-                "raise data.train_examples or lower batch_size"
+                f"batch_size={batch_size} on {world_size} process(es) is more than the {len(examples)} usable training "
+                "examples: raise data.train_examples or lower batch_size"
             )
         if start < 0 or not 0 <= rank < world_size:
             raise ValueError(f"start={start}, rank={rank}, world_size={world_size}")
@@ -92,7 +104,7 @@ class BatchStream(Iterator[Batch]):
 
 
 def batches(examples: Sequence[Example], batch_size: int, pad_id: int, **options: int) -> BatchStream:
-    """Infinite training micro-batches; ``options`` are those of :class:`BatchStream` (``start``, ``rank``, ``world_size``)."""
+    """Infinite training micro-batches; ``options`` (``start``, ``rank``, ``world_size``) as in :class:`BatchStream`."""
     return BatchStream(examples, batch_size, pad_id, **options)
 
 

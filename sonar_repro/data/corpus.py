@@ -14,9 +14,10 @@ HASHED_EXAMPLES = 256
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence. ``index`` is its row in the unshuffled data set (text: its number among the packed sequences of its split).
+    """One sequence. ``index`` is its row in the unshuffled data set (text: its number in the packed split).
 
-    ``input_ids`` and ``labels`` have one length T; a label is the token at the same position, or -100 where not supervised.
+    ``input_ids`` and ``labels`` have one length T; a label is the token at the same position, or -100 where not
+    supervised.
     """
 
     index: int
@@ -48,8 +49,9 @@ def order_hash(examples: Iterable[Example], first: int = HASHED_EXAMPLES) -> str
 class Corpus:
     """A tokenized data set, ready for batching.
 
-    ``train`` and ``heldout`` are in the order in which they are visited; ``train`` may be a lazy sequence (a streamed set) that is
-    read once, in order. ``counts[split]`` has ``requested``, ``used``, ``truncated`` and ``dropped`` (reason -> number).
+    ``train`` and ``heldout`` are in the order in which they are visited; ``train`` may be a lazy sequence (a streamed
+    set) that is read once, in order. ``counts[split]`` has ``requested``, ``used``, ``truncated`` and ``dropped``
+    (reason -> number).
     """
 
     name: str
@@ -74,7 +76,7 @@ class Corpus:
         return total
 
     def describe(self) -> dict[str, Any]:
-        """The record's ``data`` entry, JSON types only. The training task fills in what depends on steps and batches."""
+        """The record's ``data`` entry, JSON types only; null is what the training task knows (steps and batches)."""
         train, heldout = self.counts["train"], self.counts["heldout"]
         return {
             "name": self.name,
@@ -94,5 +96,5 @@ class Corpus:
         }
 
     def epochs(self, examples: int) -> float:
-        """How often the training set is passed to deliver ``examples`` of them; over 1 it is repeated in the same order."""
+        """Passes over the training set that deliver ``examples`` of them; over 1, the same order comes again."""
         return examples / len(self.train)

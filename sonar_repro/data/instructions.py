@@ -14,7 +14,7 @@ PROMPT_TOO_LONG = "prompt_too_long"
 
 
 def shuffled_indices(n: int, seed: int) -> list[int]:
-    """The order of ``datasets.Dataset.shuffle(seed)`` on ``n`` rows, without importing ``datasets`` (a second of start-up)."""
+    """The order of ``datasets.Dataset.shuffle(seed)`` on ``n`` rows, without the second that importing it takes."""
     import numpy
 
     return numpy.random.default_rng(seed).permutation(n).tolist()
@@ -38,17 +38,19 @@ def choose(spec: DataSpec, available: int) -> tuple[list[int], list[int]]:
 
 
 def reorder(indices: list[int], spec: DataSpec, run_seed: int | None) -> list[int]:
-    """The training order of a run: the split's own order for the split's own seed (the paper's), else a shuffle of it."""
+    """The training order of a run: the split's own for the split's own seed (the paper's), else a shuffle of it."""
     if run_seed is None or run_seed == spec.seed:
         return indices
     return [indices[i] for i in shuffled_indices(len(indices), run_seed)]
 
 
-def mask_example(index: int, prompt: Sequence[int], response: Sequence[int], eos_id: int, max_length: int) -> Example | None:
+def mask_example(
+    index: int, prompt: Sequence[int], response: Sequence[int], eos_id: int, max_length: int
+) -> Example | None:
     """Prompt, response and end token in one sequence, cut at ``max_length``; labels are the response and the end token.
 
-    Which tokens are supervised follows from positions alone: an end or pad token inside the response stays supervised, one in
-    the prompt does not. Returns ``None`` when the prompt leaves no supervised token (trl#6320).
+    Which tokens are supervised follows from positions alone: an end or pad token inside the response stays
+    supervised, one in the prompt does not. Returns ``None`` when the prompt leaves no supervised token (trl#6320).
     """
     ids = [*prompt, *response, eos_id][:max_length]
     labels = ([IGNORE] * len(prompt) + ids[len(prompt) :])[:max_length]
@@ -65,7 +67,7 @@ def _bos(tokenizer: Any) -> list[int]:
 def encode_rows(
     rows: Sequence[Mapping[str, str]], indices: Iterable[int], tokenizer: Any, max_length: int
 ) -> tuple[list[Example], dict[str, Any]]:
-    """Tokenize the chosen rows. Prompt and response are tokenized apart, so that no merge can cross the supervision boundary.
+    """Tokenize the chosen rows, prompt and response apart, so that no merge can cross the supervision boundary.
 
     Args:
         tokenizer: a transformers tokenizer with an end token.
@@ -86,5 +88,10 @@ def encode_rows(
             continue
         truncated += len(bos) + len(prompt) + len(response) + 1 > max_length
         examples.append(example)
-    counts = {"requested": len(indices), "used": len(examples), "truncated": truncated, "dropped": {PROMPT_TOO_LONG: dropped}}
+    counts = {
+        "requested": len(indices),
+        "used": len(examples),
+        "truncated": truncated,
+        "dropped": {PROMPT_TOO_LONG: dropped},
+    }
     return examples, counts

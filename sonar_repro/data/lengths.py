@@ -6,10 +6,10 @@ import random
 
 from sonar_repro.errors import UserError
 
-# Quantiles 0, 1/40, ..., 1 of the uncut sequence length (Stanford prompt + response + end token) over the first 1,805 rows of
-# Stanford Alpaca in their original order, counted with OLMo's GPT-NeoX tokenizer. Rows are a sample of the 52,002, not all of
-# them. Cut at 256 the sample has a mean of 105.5 tokens, 52.5 of them supervised (so 105 a step at batch 2, where the paper
-# prints 111 over its 4,000 examples) and 2.3% of it is cut.
+# Quantiles 0, 1/40, ..., 1 of the uncut sequence length (Stanford prompt + response + end token) over the first 1,805
+# rows of Stanford Alpaca in their original order, counted with OLMo's GPT-NeoX tokenizer. Rows are a sample of the
+# 52,002, not all of them. Cut at 256 the sample has a mean of 105.5 tokens, 52.5 of them supervised (so 105 a step at
+# batch 2, where the paper prints 111 over its 4,000 examples) and 2.3% of it is cut.
 ALPACA_LENGTH_QUANTILES = (
     *(36, 47, 52, 56, 58, 60, 63, 64, 66, 68, 69, 71, 72, 74, 76, 78, 80, 82, 85, 88, 91),
     *(95, 99, 103, 107, 111, 115, 119, 123, 126, 131, 136, 141, 147, 153, 162, 172, 185, 201, 243, 476),
@@ -19,14 +19,17 @@ ALPACA_LENGTH_QUANTILES = (
 def alpaca_like_lengths(n: int, seed: int, max_length: int = 256) -> list[int]:
     """Draw ``n`` sequence lengths in tokens, each in ``[36, max_length]``, with Alpaca's distribution.
 
-    Inverse-transform sampling from :data:`ALPACA_LENGTH_QUANTILES`, linear between them; longer draws are cut, as the data path
-    does. The same ``seed`` gives the same lengths on every Python version (``random.Random.random`` is stable by contract).
+    Inverse-transform sampling from :data:`ALPACA_LENGTH_QUANTILES`, linear between them; longer draws are cut, as the
+    data path does. The same ``seed`` gives the same lengths on every Python version (``random.Random.random`` is
+    stable by contract).
 
     Raises:
         UserError: negative ``n``, or ``max_length`` under 1.
     """
     if n < 0 or max_length < 1:
-        raise UserError(f"alpaca_like_lengths(n={n}, max_length={max_length}): n must be 0 or more and max_length at least 1")
+        raise UserError(
+            f"alpaca_like_lengths(n={n}, max_length={max_length}): n must be 0 or more and max_length at least 1"
+        )
     uniform = random.Random(seed).random
     steps = len(ALPACA_LENGTH_QUANTILES) - 1
     lengths = []

@@ -10,15 +10,18 @@ from sonar_repro.data.spec import DataSpec
 from sonar_repro.errors import UserError
 
 
-def load_corpus(data_cfg: Any, *, tokenizer: Any = None, max_length: int | None = None, seed: int | None = None) -> Corpus:
-    """Choose, tokenize and order one data set. Embedded, local and hub sets go through the same code after their rows are read.
+def load_corpus(
+    data_cfg: Any, *, tokenizer: Any = None, max_length: int | None = None, seed: int | None = None
+) -> Corpus:
+    """Choose, tokenize and order one data set; embedded, local and hub sets differ in how their rows are read only.
 
     Args:
         data_cfg: a :class:`DataSpec`, or anything with its fields (a config node).
         tokenizer: a transformers tokenizer with an end token; ``None`` for the embedded one of this kind of data.
         max_length: overrides ``data_cfg.max_length``.
-        seed: the run's seed. Which examples are train and held-out depends on ``data_cfg.seed`` only; a run seed that differs
-            from it reorders the training examples, one that equals it keeps the shuffle's own order (the paper's).
+        seed: the run's seed. Which examples are train and held-out depends on ``data_cfg.seed`` only; a run seed that
+            differs from it reorders the training examples, one that equals it keeps the shuffle's own order (the
+            paper's).
 
     Raises:
         UserError: bad rows (file and line), data that is missing or too small, a tokenizer without an end token.
@@ -31,7 +34,9 @@ def load_corpus(data_cfg: Any, *, tokenizer: Any = None, max_length: int | None 
         tokenizer = load_tokenizer(spec.kind)
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if tokenizer.eos_token_id is None:
-        raise UserError(f"tokenizer {name}: has no end token (eos_token), which responses and documents are closed with")
+        raise UserError(
+            f"tokenizer {name}: has no end token (eos_token), which responses and documents are closed with"
+        )
     build = _instructions if spec.kind == "instructions" else _text
     train, heldout, counts = build(spec, tokenizer, length, seed)
     pad = tokenizer.pad_token_id

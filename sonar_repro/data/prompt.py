@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Source: PROMPT_DICT in train.py of the Stanford Alpaca repository. No newline follows "### Response:": the response comes next.
+# Source: PROMPT_DICT in train.py of the Stanford Alpaca repository. No newline follows "### Response:": the response
+# comes next.
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n"
@@ -26,7 +27,7 @@ FIXED_PARTS = tuple(
 
 
 def alpaca_prompt(row: Mapping[str, str]) -> str:
-    """The prompt of one row; the variant without input is used when ``input`` is missing or empty, as Stanford's code does."""
+    """The prompt of one row; without input where ``input`` is missing or empty, as Stanford's code does."""
     # str.replace in turn would expand "{input}" inside an instruction; concatenation cannot.
     template = ALPACA_WITH_INPUT if row.get("input") else ALPACA_NO_INPUT
     head, _, rest = template.partition("{instruction}")

@@ -21,18 +21,22 @@ def _text(row: dict, field: str, where: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError(f"{where}: field {field!r} holds half of a surrogate pair, which is no text: remove it") from None
+        raise UserError(
+            f"{where}: field {field!r} holds half of a surrogate pair, which is no text: remove it"
+        ) from None
     return value
 
 
 def instruction_row(row: Any, where: str) -> dict[str, str]:
-    """Check one row of Alpaca's format and keep its three fields; ``input`` may be missing or null, ``output`` may be empty.
+    """Check one row of Alpaca's format and keep its three fields; ``input`` may be missing, ``output`` empty.
 
     Raises:
         UserError: starts with ``where`` (``FILE:LINE``) and names the field.
     """
     if not isinstance(row, dict):
-        raise UserError(f"{where}: a row must be an object with the fields instruction, input, output; got {type(row).__name__}")
+        raise UserError(
+            f"{where}: a row must be an object with the fields instruction, input, output; got {type(row).__name__}"
+        )
     for field in ("instruction", "output"):
         if field not in row:
             present = ", ".join(map(str, row)) or "none"
@@ -52,7 +56,7 @@ def text_row(row: Any, where: str) -> str:
 
 
 def read_rows(path: str | Path, check: Check) -> list[Any]:
-    """Read a JSONL (one object a line, blank lines skipped), JSON (a list) or Parquet file, or a directory of one kind of them.
+    """Read a JSONL (one object a line, blank lines skipped), JSON (a list) or Parquet file, or a directory of one kind.
 
     Raises:
         UserError: no such file, unknown or mixed kinds, no rows, or a bad row, with its file and line.
@@ -77,14 +81,18 @@ def _files_of(directory: Path) -> list[Path]:
         raise UserError(f"data.path={directory}: holds no .jsonl, .json or .parquet file")
     kinds = {SUFFIXES[p.suffix.lower()] for p in found}
     if len(kinds) > 1:
-        raise UserError(f"data.path={directory}: holds {' and '.join(sorted(kinds))} files: name one file, so that no row is read twice")
+        raise UserError(
+            f"data.path={directory}: holds {' and '.join(sorted(kinds))} files: name one, so that no row is read twice"
+        )
     return found
 
 
 def _read_file(path: Path, check: Check) -> Iterator[Any]:
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        raise UserError(f"data.path={path}: unknown kind {path.suffix or '(no suffix)'!r}: use .jsonl, .json or .parquet")
+        raise UserError(
+            f"data.path={path}: unknown kind {path.suffix or '(no suffix)'!r}: use .jsonl, .json or .parquet"
+        )
     if kind == "parquet":
         return _read_parquet(path, check)
     try:
@@ -131,7 +139,9 @@ def _read_parquet(path: Path, check: Check) -> Iterator[Any]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise UserError(f"data.path={path}: reading Parquet needs pyarrow: pip install datasets, or convert to .jsonl") from None
+        raise UserError(
+            f"data.path={path}: reading Parquet needs pyarrow: pip install datasets, or convert to .jsonl"
+        ) from None
     from pyarrow import ArrowException
 
     try:

@@ -1,4 +1,4 @@
-"""Where rows come from: the package, a local path, or the hub at a pinned revision. ``datasets`` is imported for the hub only."""
+"""Where rows come from: the package, a local path, or the hub at a pinned revision (only that imports ``datasets``)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def local_documents(spec: DataSpec) -> list[str]:
 
 
 def stream_documents(spec: DataSpec, buffer_size: int = 10_000) -> Callable[[], Iterator[str]]:
-    """A function that opens the hub's document stream at its start, shuffled by ``spec.seed`` through a buffer of documents."""
+    """A function that opens the hub's documents at their start, shuffled by ``spec.seed`` through a buffer."""
     check_available(spec)
 
     def documents() -> Iterator[str]:
@@ -77,8 +77,10 @@ class _HubRows(Sequence):
 
 
 def _cached_at_revision(spec: DataSpec) -> bool:
-    """Whether datasets' cache holds this set at this commit: ``<cache>/<owner>___<name>/<subset>/<version>/<commit>``."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+    """Whether the cache holds this set at this commit: ``<cache>/<owner>___<name>/<subset>/<version>/<commit>``."""
+    home = (
+        os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+    )
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
     owner, _, name = spec.hub_id.rpartition("/")
     snake = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)).lower()
@@ -88,9 +90,12 @@ def _cached_at_revision(spec: DataSpec) -> bool:
 
 def _missing(spec: DataSpec, why: str) -> UserError:
     fetch = "python -m sonar_repro task=fetch model=olmoe"
-    remedy = f"run `{fetch}` once with a network" if spec.kind == "instructions" else "it is streamed, so allow the network"
+    remedy = (
+        f"run `{fetch}` once with a network" if spec.kind == "instructions" else "it is streamed, so allow the network"
+    )
     return UserError(
-        f"data set {spec.hub_id} at revision {spec.revision}: {why}: {remedy}, or set data.source=path data.path=FILE to read your own copy"
+        f"data set {spec.hub_id} at revision {spec.revision}: {why}: {remedy}, "
+        "or set data.source=path data.path=FILE to read your own copy"
     )
 
 
@@ -98,7 +103,8 @@ def check_available(spec: DataSpec) -> None:
     """Refuse early what cannot be had, without importing torch or datasets and without touching the network.
 
     Raises:
-        UserError: a local path that is missing, or a hub set that is not in the cache while the environment says offline.
+        UserError: a local path that is missing, or a hub set that is not in the cache while the environment says
+            offline.
     """
     if spec.source == "path" and not Path(spec.path).expanduser().exists():
         raise UserError(f"data.path={spec.path}: no such file or directory")
@@ -118,9 +124,13 @@ def load_hub(spec: DataSpec, streaming: bool = False) -> Any:
     try:
         import datasets
     except ImportError:
-        raise UserError(f"data set {spec.hub_id}: the hub is read with the datasets library: pip install datasets") from None
+        raise UserError(
+            f"data set {spec.hub_id}: the hub is read with the datasets library: pip install datasets"
+        ) from None
     try:
-        loaded = datasets.load_dataset(spec.hub_id, name=spec.subset, revision=spec.revision, split="train", streaming=streaming)
+        loaded = datasets.load_dataset(
+            spec.hub_id, name=spec.subset, revision=spec.revision, split="train", streaming=streaming
+        )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise _missing(spec, first) from error

@@ -1,4 +1,4 @@
-"""What a data set is, as configuration: one dataclass for instructions and text, embedded, from the hub, or the user's own."""
+"""What a data set is, as configuration: one dataclass for instructions and text, embedded, hub or the user's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ KINDS = ("instructions", "text")
 SOURCES = ("embedded", "hub", "path")
 PROMPTS = ("alpaca",)
 
-# Commits of the two public data sets (both the head of `main` since 2023 and 2025): a re-upload cannot change a run unseen.
+# Commits of the two public data sets (both the head of `main` since 2023 and 2025): a re-upload cannot change a run
+# unseen.
 ALPACA_ID, ALPACA_REVISION = "tatsu-lab/alpaca", "dce01c9b08f87459cf36a430d809084718273017"
 FINEWEB_EDU_ID, FINEWEB_EDU_REVISION = "HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
 FINEWEB_EDU_SUBSET = "sample-10BT"
@@ -22,18 +23,21 @@ FINEWEB_EDU_SUBSET = "sample-10BT"
 class DataSpec:
     """One data set and the part of it that is used.
 
-    ``name`` goes to the record and the tables, so it says what the data is. ``seed`` shuffles before the split, so that every
-    arm and every run seed sees the same training and held-out examples; the order within training follows the run's seed.
+    ``name`` goes to the record and the tables, so it says what the data is. ``seed`` shuffles before the split, so
+    that every arm and every run seed sees the same training and held-out examples; the order within training follows
+    the run's seed.
 
     Attributes:
-        kind: ``instructions`` (prompt and response, loss on the response) or ``text`` (packed sequences, loss on every token).
-        source: ``embedded`` (in the package), ``hub`` (``hub_id`` at ``revision``) or ``path`` (a local file or directory).
+        kind: ``instructions`` (prompt and response, loss on the response) or ``text`` (packed sequences, loss on
+            every token).
+        source: ``embedded`` (in the package), ``hub`` (``hub_id`` at ``revision``) or ``path`` (a local file or
+            directory).
         path: JSONL, JSON or Parquet file, or a directory of them; only with ``source=path``.
         subset: the hub's configuration name (``sample-10BT``), if the data set has several.
-        train_examples: instructions: the first N of the shuffled order; text: training sequences, ``None`` for all there are
-            (not allowed for a streamed hub set).
-        heldout_start: instructions: first held-out position in the shuffled order, ``None`` for ``train_examples``. Text: must
-            be ``None`` or 0, as held-out documents come first in the shuffled order, ahead of the training documents.
+        train_examples: instructions: the first N of the shuffled order; text: training sequences, ``None`` for all
+            there are (not allowed for a streamed hub set).
+        heldout_start: instructions: first held-out position in the shuffled order, ``None`` for ``train_examples``.
+            Text: ``None`` or 0, as held-out documents come first in the shuffled order, before training.
         heldout_count: held-out examples, or packed held-out sequences.
         max_length: tokens; instructions are cut there, text is packed to exactly that.
     """

@@ -1,4 +1,4 @@
-"""Text for pre-training: documents joined by the end token, packed into sequences of one length, held-out documents apart."""
+"""Text for pre-training: documents joined by the end token, packed to one length, held-out documents apart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def packed(documents: Iterator[str], tokenizer: Any, length: int) -> Iterator[li
     documents = iter(documents)
     while chunk := [text for text in islice(documents, _AT_ONCE)]:
         texts = [text for text in chunk if text]
-        for ids in tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"] if texts else []:
+        for ids in (
+            tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"] if texts else []
+        ):
             pending += [*ids, eos]
         whole = len(pending) - len(pending) % length
         for start in range(0, whole, length):
@@ -37,7 +39,7 @@ def text_example(index: int, ids: list[int]) -> Example:
 
 
 def take_heldout(documents: Iterator[str], tokenizer: Any, length: int, count: int) -> tuple[list[Example], int]:
-    """The first ``count`` packed sequences, and how many documents they used. Documents are read one by one and never shared with
+    """The first ``count`` packed sequences, and how many documents they used. No document is shared with
     training: what is left of the last one is dropped.
 
     Raises:
@@ -49,8 +51,8 @@ def take_heldout(documents: Iterator[str], tokenizer: Any, length: int, count: i
         text = next(documents, None)
         if text is None:
             raise UserError(
-                f"data.heldout_count={count} sequences of {length} tokens need {count * length} tokens, the text has {len(ids)}: "
-                "lower data.heldout_count or data.max_length"
+                f"data.heldout_count={count} sequences of {length} tokens need {count * length} tokens, the text has "
+                f"{len(ids)}: lower data.heldout_count or data.max_length"
             )
         used += 1
         if text:
@@ -61,16 +63,22 @@ def take_heldout(documents: Iterator[str], tokenizer: Any, length: int, count: i
 class StreamedSequences(Sequence[Example]):
     """The first ``count`` packed sequences of a document stream as a sequence that holds one block of 1,024.
 
-    Made for reading in order. Reading on skips forward through the stream; reading back before the current block opens the
-    stream anew (resume at step k re-tokenizes what came before it). ``order_seed`` reorders within each block; ``None`` keeps
-    the stream's order.
+    Made for reading in order. Reading on skips forward through the stream; reading back before the current block
+    opens it anew (resume at step k re-tokenizes what came before). ``order_seed`` reorders within each block;
+    ``None`` keeps the stream's order.
 
     Raises:
         UserError: on reading past the stream's end.
     """
 
     def __init__(
-        self, open_documents: Callable[[], Iterator[str]], skip: int, tokenizer: Any, length: int, count: int, order_seed: int | None
+        self,
+        open_documents: Callable[[], Iterator[str]],
+        skip: int,
+        tokenizer: Any,
+        length: int,
+        count: int,
+        order_seed: int | None,
     ) -> None:
         self._open, self._skip, self._tokenizer, self._length = open_documents, skip, tokenizer, length
         self._count, self._order_seed = count, order_seed
@@ -106,14 +114,22 @@ class StreamedSequences(Sequence[Example]):
         held = [numpy.asarray(ids, dtype=numpy.int32) for ids in islice(self._stream, wanted)]
         if len(held) < wanted:
             there = block * BLOCK + len(held)
-            raise UserError(f"data.train_examples={self._count}: the stream ended after {there} sequences of {self._length} tokens")
+            raise UserError(
+                f"data.train_examples={self._count}: the stream ended after {there} sequences of {self._length} tokens"
+            )
         self._block, self._held = block, held
         if self._order_seed is not None:
             self._order = numpy.random.default_rng([self._order_seed, block]).permutation(wanted).tolist()
 
 
 def split_local(
-    documents: list[str], tokenizer: Any, length: int, heldout: int, train: int | None, seed: int, order_seed: int | None
+    documents: list[str],
+    tokenizer: Any,
+    length: int,
+    heldout: int,
+    train: int | None,
+    seed: int,
+    order_seed: int | None,
 ) -> tuple[list[Example], list[Example]]:
     """Shuffle documents by ``seed``, take held-out from the front and pack the rest for training.
 
@@ -128,8 +144,8 @@ def split_local(
     sequences = [text_example(i, ids) for i, ids in enumerate(islice(packed(stream, tokenizer, length), train))]
     if not sequences or (train is not None and len(sequences) < train):
         raise UserError(
-            f"data.train_examples={train}: after {heldout} held-out sequences the text fills {len(sequences)} of {length} tokens: "
-            "lower data.train_examples, data.heldout_count or data.max_length"
+            f"data.train_examples={train}: after {heldout} held-out sequences the text fills "
+            f"{len(sequences)} of {length} tokens: lower data.train_examples, data.heldout_count or data.max_length"
         )
     if order_seed is not None:
         sequences = [sequences[i] for i in shuffled_indices(len(sequences), order_seed)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -23,11 +22,11 @@ NAMES = {"instructions": "embedded_bpe_2048", "text": "embedded_text_bpe_2048"}
 
 
 def train_tokenizer(texts: Iterable[str], fixed: Iterable[str] = ()) -> Tokenizer:
-    """Train a byte-level BPE of :data:`VOCAB_SIZE` entries in all, on one list of texts; the result is the same each time.
+    """Train a byte-level BPE of :data:`VOCAB_SIZE` entries in all; the same texts give the same result each time.
 
     Args:
-        fixed: strings that become one token each, as a chat format's markers do: the constant parts of the prompt. They count
-            towards the vocabulary, and take their places from the merges.
+        fixed: strings that become one token each, as a chat format's markers do: the constant parts of the prompt.
+            They count towards the vocabulary, and take their places from the merges.
 
     Returns:
         A ``tokenizers.Tokenizer``; ids 0 and 1 are the end and pad tokens.
@@ -48,25 +47,24 @@ def train_tokenizer(texts: Iterable[str], fixed: Iterable[str] = ()) -> Tokenize
 
 
 def train_instruction_tokenizer(rows: Iterable[dict[str, str]]) -> Tokenizer:
-    """The tokenizer of the embedded instructions: BPE over their fields, the prompt's constant parts as single tokens."""
+    """The tokenizer of the embedded instructions: BPE over their fields, each constant part of the prompt one token."""
     texts = [row[field] for row in rows for field in ("instruction", "input", "output") if row[field]]
     return train_tokenizer(texts, FIXED_PARTS)
 
 
-def load_tokenizer(kind_or_path: str = "instructions") -> Any:
-    """An embedded tokenizer (``instructions`` or ``text``) or a ``tokenizer.json`` of yours as a ``PreTrainedTokenizerFast``.
+def load_tokenizer(kind: str = "instructions") -> Any:
+    """The embedded tokenizer for ``instructions`` or ``text`` as a transformers ``PreTrainedTokenizerFast``.
 
-    The embedded ones have an end and a pad token and no start token, as OLMoE's and Granite's.
+    It has an end and a pad token and no start token, as OLMoE's and Granite's.
 
     Raises:
-        UserError: no such kind or file.
+        UserError: no such kind.
     """
+    if kind not in FILES:
+        raise UserError(f"embedded tokenizer {kind!r}: choose one of {', '.join(FILES)}")
     from transformers import PreTrainedTokenizerFast
 
-    embedded = kind_or_path in FILES
-    path = embedded_path(FILES[kind_or_path]) if embedded else Path(kind_or_path)
-    if not path.is_file():
-        raise UserError(f"tokenizer {kind_or_path}: no such file; embedded ones are {', '.join(FILES)}")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token=EOS, pad_token=PAD, padding_side="right")
-    tokenizer.name_or_path = NAMES[kind_or_path] if embedded else str(path)
+    path = str(embedded_path(FILES[kind]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=path, eos_token=EOS, pad_token=PAD, padding_side="right")
+    tokenizer.name_or_path = NAMES[kind]
     return tokenizer

@@ -38,14 +38,14 @@ class StepTimer:
     def summary(self, window_start: int, first_step: int = 1) -> dict[str, Any]:
         """The record's ``time`` block over steps ``max(window_start, first_step)`` to the last (both 1-based).
 
-        Throughput is tokens in the window over seconds in the window (settled question 8). After a resume the first
+        Throughput is tokens in the window over seconds in the window. After a resume the first
         timed step is ``first_step`` plus as many warm-up steps as a fresh run has, so that the window is warm again.
         """
         last = first_step + len(self.step_s) - 1
         first = window_start if first_step == 1 else first_step + window_start - 1
         seconds = self.step_s[first - first_step :]
         tokens = self.tokens[first - first_step :]
-        reason = None if seconds else f"no step after the warm-up: {len(self.step_s)} steps ran, the window starts at {first}"
+        reason = None if seconds else f"{len(self.step_s)} steps ran, none after the warm-up: the window starts at {first}"
         return {
             "source": "measured",
             "step_s": self.step_s,

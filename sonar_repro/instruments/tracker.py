@@ -89,8 +89,9 @@ class AllocationTracker(TorchDispatchMode):
 
     Args:
         events: keep an :class:`EventLog` (needed for the allocator replay and for timelines).
-        temporaries: ``(operator, arguments, result) -> sizes``: device buffers that an operator allocates and frees
-            inside its kernel, which no dispatcher sees (:mod:`sonar_repro.instruments.cuda_model`).
+        device_model: called as ``(tracker, operator, args, result, region)`` after each operator; returns the sizes of
+            device buffers that the operator's CUDA kernel allocates and frees inside, which no dispatcher sees
+            (:class:`sonar_repro.instruments.cuda_model.CudaModel`).
         observers: called as ``(operator, args, kwargs, result, region)`` after every operator: the seam for time models.
     """
 
@@ -98,7 +99,7 @@ class AllocationTracker(TorchDispatchMode):
         self,
         *,
         events: bool = False,
-        temporaries: Callable[[Any, tuple, Any], Iterable[int]] | None = None,
+        device_model: Callable[[AllocationTracker, Any, tuple, Any, int], Iterable[int]] | None = None,
         observers: Iterable[Callable[..., None]] = (),
     ) -> None:
         super().__init__()
@@ -107,10 +108,11 @@ class AllocationTracker(TorchDispatchMode):
         self.live_requested = 0
         self.live_allocated = 0
         self.operators = 0
-        self._temporaries = temporaries
+        self._device_model = device_model
         self._observers = tuple(observers)
         self._storages: dict[int, _Storage] = {}
         self._current = PhasePeak()
+        self._reserved_bytes = 0
         self._optimizer_depth = 0
         self._loading = True
         self._in_backward = False
@@ -174,9 +176,15 @@ class AllocationTracker(TorchDispatchMode):
         self._handles.clear()
         self._gradient_owner.clear()
 
+    def reserve(self, nbytes: int) -> None:
+        """Count a buffer that no tensor shows and that stays for good (a library's workspace)."""
+        self._hold(nbytes, self.region)
+        self._reserved_bytes += nbytes
+
     def bytes_by_owner(self) -> dict[str, int]:
         """Live requested bytes by owner, now."""
         totals = dict.fromkeys(OWNERS, 0)
+        totals["temporaries"] = self._reserved_bytes
         for storage in self._storages.values():
             totals[OWNERS[storage.owner]] += storage.nbytes
         return totals
@@ -229,8 +237,8 @@ class AllocationTracker(TorchDispatchMode):
             self._in_backward = False
         self.operators += 1
         self._see(result, region)
-        if self._temporaries is not None:
-            self._pass_through(func, args, result, region)
+        if self._device_model is not None:
+            self._pass_through(self._device_model(self, func, args, result, region), region)
         self._raise_peak()
         for observe in self._observers:
             observe(func, args, kwargs or {}, result, region)
@@ -238,6 +246,8 @@ class AllocationTracker(TorchDispatchMode):
 
     def _see(self, result: Any, region: int) -> None:
         if isinstance(result, torch.Tensor):
+            if result.is_meta:  # has a shape and no memory
+                return
             for storage in _untyped_storages(result):
                 key = storage._cdata
                 entry = self._storages.get(key)
@@ -280,18 +290,19 @@ class AllocationTracker(TorchDispatchMode):
         self.live_requested += nbytes
         self.live_allocated += round_to_block(nbytes) if nbytes >= 0 else -round_to_block(-nbytes)
 
-    def _pass_through(self, func: Any, args: tuple, result: Any, region: int) -> None:
-        sizes = list(self._temporaries(func, args, result))
-        if not sizes:
+    def _pass_through(self, sizes: Iterable[int], region: int) -> None:
+        blocks = [(nbytes, self._hold(nbytes, region)) for nbytes in sizes if nbytes]
+        if not blocks:
             return
-        for nbytes in sizes:
-            self._count(nbytes)
         self._raise_peak()
-        blocks = [self.log.add(nbytes, TEMPORARY, region) for nbytes in sizes] if self.log is not None else []
-        for block in blocks:
-            self.log.free(block)
-        for nbytes in sizes:
+        for nbytes, block in blocks:
             self._count(-nbytes)
+            if self.log is not None:
+                self.log.free(block)
+
+    def _hold(self, nbytes: int, region: int) -> int:
+        self._count(nbytes)
+        return self.log.add(nbytes, TEMPORARY, region) if self.log is not None else -1
 
     def _raise_peak(self) -> None:
         peak = self._current

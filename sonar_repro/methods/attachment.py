@@ -15,7 +15,7 @@ _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 
 
 def canonical_name(name: str) -> str:
-    """A parameter's name without torch.compile's and the checkpoint wrapper's components."""
+    """A parameter's name without the components that torch.compile and checkpoint wrappers add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -46,7 +46,7 @@ class Attachment:
         self.owned = [Owned(canonical_name(n), p, experts.get(id(p))) for n, p in named if p.requires_grad]
         self.frozen = [(canonical_name(n), p) for n, p in named if not p.requires_grad]
         if not self.owned:
-            raise UserError(f"{type(model).__name__} has no trainable parameter: set requires_grad on what is to be trained")
+            raise UserError(f"{type(model).__name__} has no trainable parameter: set requires_grad on what to train")
         if need_experts and not experts:
             raise UserError(_no_experts(model))
         self._leaves = _leaves(model, {id(o.parameter): o.name for o in self.owned})
@@ -62,7 +62,7 @@ class Attachment:
                 raise _replaced(path, "the module was replaced")
         for name, parameter in self.frozen:
             if parameter.requires_grad:
-                raise RuntimeError(f"{name} was frozen when the optimizer was built and is trainable now: build the optimizer after unfreezing")
+                raise RuntimeError(f"{name} was frozen when the optimizer was built: unfreeze first, then build it")
 
     def check_cover(self) -> None:
         """Full check: the model's trainable parameters are exactly the owned ones (DESIGN rule 6)."""
@@ -70,13 +70,15 @@ class Attachment:
         owned = {id(o.parameter) for o in self.owned}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and id(parameter) not in owned:
-                raise RuntimeError(f"{canonical_name(name)} is trainable but has no optimizer: it was added after the optimizer was built; build it anew")
+                raise RuntimeError(
+                    f"{canonical_name(name)} is trainable but has no optimizer: build the optimizer last"
+                )
 
 
 def _replaced(name: str, what: str) -> RuntimeError:
     return RuntimeError(
-        f"{name}: {what} after the optimizer was attached (load_state_dict(assign=True), resizing, or sharding afterwards do "
-        "this): its gradients would reach no optimizer; build the optimizer last"
+        f"{name}: {what} after the optimizer was attached (load_state_dict(assign=True), resizing, sharding do this) "
+        "and its gradients would reach no optimizer: build the optimizer last"
     )
 
 
@@ -84,14 +86,12 @@ def _no_experts(model: nn.Module) -> str:
     who = type(model).__name__
     frozen = find_expert_tensors(model, include_frozen=True)
     if frozen:
-        return f"{who}: all {len(frozen)} expert tensors are frozen ({frozen[0].name}, ...): nothing to update inside backward; unfreeze them or use a standard method"
+        return f"{who}: all {len(frozen)} expert tensors are frozen ({frozen[0].name}, ...): unfreeze them"
     lists = module_list_experts(model)
+    instead = "use optimizer_in_backward (hooks every parameter), standard_global_clip or standard_no_clip"
     if lists:
-        return (
-            f"{who} keeps its experts as module lists ({lists[0]} and {len(lists) - 1} more), not as batched tensors: use "
-            "optimizer_in_backward (hooks every parameter) or a standard_* method"
-        )
-    return f"{who} has no batched expert tensor: use optimizer_in_backward or a standard_* method for a dense model"
+        return f"{who} keeps its experts as module lists ({lists[0]} and {len(lists) - 1} more), not batched: {instead}"
+    return f"{who} has no batched expert tensor: {instead}"
 
 
 def _leaves(model: nn.Module, owned: dict[int, str]) -> list[tuple[nn.Module, str, Parameter, str]]:

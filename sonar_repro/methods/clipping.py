@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from .inner import HookedTensor
 
 
 @dataclass(frozen=True)
@@ -26,20 +28,19 @@ class ScopedClip:
 
     passes = 1
 
-    def __init__(self, scope: str, parameters: Callable[[], Sequence[Parameter]], max_norm: float | None) -> None:
+    def __init__(self, scope: str, max_norm: float | None) -> None:
         self.scope = scope if max_norm is not None else "none"
-        self._parameters = parameters
-        self._max_norm = max_norm
+        self.max_norm = max_norm
 
-    def update_now(self, unit) -> bool:
+    def update_now(self, unit: HookedTensor) -> bool:
         """Called when a hooked tensor's gradient is complete: whether its optimizer steps at once."""
         return True
 
-    def finish(self) -> ClipReport:
-        """Clip what is left, in place, exactly as ``torch.nn.utils.clip_grad_norm_`` does."""
+    def finish(self, parameters: Iterable[Parameter]) -> ClipReport:
+        """Clip what is left of the scope's gradients, in place, exactly as ``clip_grad_norm_`` does."""
         if self.scope == "none":
             return ClipReport(None, "none")
-        left = [p for p in self._parameters() if p.grad is not None]
+        left = [p for p in parameters if p.grad is not None]
         if not left:
             return ClipReport(None, self.scope)
-        return ClipReport(torch.nn.utils.clip_grad_norm_(left, self._max_norm), self.scope)
+        return ClipReport(torch.nn.utils.clip_grad_norm_(left, self.max_norm), self.scope)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from ..errors import Unsupported, UserError
 
 Named = Sequence[tuple[str, Parameter]]
+Factory = Callable[[Named, nn.Module], torch.optim.Optimizer]
 # How a kernel is launched is a property of the machine, not of the run: it is neither scheduled nor restored.
 EXECUTION_KEYS = frozenset({"fused", "foreach", "capturable", "differentiable", "params", "param_names"})
 
@@ -22,26 +23,25 @@ class Inner:
     def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
         self.optimizer = optimizer
         self.named = list(named)
+        # (inner group, outer group, keys) for each inner group
         self.links: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = []
         self._check_cover()
 
     def _check_cover(self) -> None:
         """The factory's optimizer owns exactly what it was given (DESIGN rule 6), each once."""
-        given = {id(p): name for name, p in self.named}
-        owned = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
         kind = type(self.optimizer).__name__
-        missing = [name for key, name in given.items() if key not in set(owned)]
+        owned = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+        missing = [name for name, p in self.named if id(p) not in set(owned)]
         if missing:
-            raise UserError(f"optimizer {kind} leaves out {missing[0]} (and {len(missing) - 1} more): it would never be updated")
-        if len(owned) != len(given):
-            raise UserError(f"optimizer {kind} owns {len(owned)} tensors where {len(given)} were given: each must be owned once")
+            raise UserError(f"{kind} leaves out {missing[0]} (and {len(missing) - 1} more): it would never be updated")
+        if len(owned) != len(self.named):
+            raise UserError(f"{kind} owns {len(owned)} tensors where {len(self.named)} were given: own each one once")
 
     def split_groups(self, kind_of: dict[int, str]) -> None:
         """Split groups that mix experts and others, so that each outer group can have its own learning rate."""
         groups = []
         for group in self.optimizer.param_groups:
-            kinds = dict.fromkeys(kind_of[id(p)] for p in group["params"])
-            for kind in kinds:
+            for kind in dict.fromkeys(kind_of[id(p)] for p in group["params"]):
                 groups.append({**group, "params": [p for p in group["params"] if kind_of[id(p)] == kind]})
         self.optimizer.param_groups[:] = groups
 
@@ -69,28 +69,27 @@ class HookedTensor:
         if num_experts is not None:
             if hasattr(parameter, "device_mesh"):
                 raise Unsupported(f"granularity=expert on the sharded parameter {name}: use granularity=tensor")
-            self.views = [Parameter(piece) for piece in _slices(parameter.detach(), num_experts)]
+            self.views = [Parameter(piece) for piece in expert_slices(parameter.detach(), num_experts)]
 
-    def targets(self) -> list[tuple[str, Parameter]]:
-        """What its inner optimizers own: the parameter, or one view an expert named ``name[e]``."""
-        if self.num_experts is None:
-            return [(self.name, self.parameter)]
-        return [(f"{self.name}[{e}]", view) for e, view in enumerate(self.views)]
+    def build(self, factory: Factory, model: nn.Module) -> None:
+        """One inner optimizer for the tensor, or one an expert over its view, named ``name[e]``."""
+        targets = [(f"{self.name}[{e}]", v) for e, v in enumerate(self.views)] or [(self.name, self.parameter)]
+        self.inners = [Inner(factory([target], model), [target]) for target in targets]
 
     def update(self) -> int:
         """One optimizer step on the gradient at hand; returns the number of optimizer calls made."""
-        if self.num_experts is None:
-            self.inners[0].step()
-        else:
+        if self.views:
             self._update_views()
+        else:
+            self.inners[0].step()
         # Fused AdamW and bitsandbytes do not bump the version counter; without this autograd could not see that a
-        # weight changed under a graph that still needs it (views of .data never bump it).
+        # weight changed under a graph that still needs it.
         torch.autograd.graph.increment_version(self.parameter)
         return len(self.inners)
 
     def _update_views(self) -> None:
         self._follow_storage()
-        for inner, view, grad in zip(self.inners, self.views, _slices(self.parameter.grad, self.num_experts)):
+        for inner, view, grad in zip(self.inners, self.views, expert_slices(self.parameter.grad, self.num_experts)):
             view.grad = grad
             inner.step()
             view.grad = None
@@ -99,12 +98,40 @@ class HookedTensor:
         """``model.to(...)`` swaps a parameter's storage under its views: point them at the new one."""
         here, view = self.parameter.detach(), self.views[0]
         if view.untyped_storage()._cdata != here.untyped_storage()._cdata or view.dtype != here.dtype:
-            for view, piece in zip(self.views, _slices(here, self.num_experts)):
+            for view, piece in zip(self.views, expert_slices(here, self.num_experts)):
                 view.data = piece
 
 
-def _slices(tensor: Tensor, num_experts: int) -> tuple[Tensor, ...]:
+def expert_slices(tensor: Tensor, num_experts: int) -> tuple[Tensor, ...]:
     """The E slices of ``[E, ...]``, or the E blocks of k rows of ``[E*k, ...]`` (views, no copy)."""
     if tensor.shape[0] != num_experts:
         tensor = tensor.unflatten(0, (num_experts, -1))
     return tensor.unbind(0)
+
+
+def outer_groups(owned: Sequence[Any], units: Sequence[HookedTensor], inners: Sequence[Inner]) -> list[dict[str, Any]]:
+    """The groups that schedulers act on: experts and other, apart where the factory set hyperparameters apart.
+
+    Every inner group is linked to its outer group. ``owned`` is a list of :class:`~.attachment.Owned`.
+    """
+    outer_of = {id(o.parameter): o.parameter for o in owned}
+    kind_of = {id(o.parameter): o.kind for o in owned}
+    for unit in units:
+        for view in unit.views:
+            outer_of[id(view)] = unit.parameter
+            kind_of[id(view)] = "experts"
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for inner in inners:
+        inner.split_groups(kind_of)
+        for group in inner.optimizer.param_groups:
+            hyper = {k: v for k, v in group.items() if k not in EXECUTION_KEYS and k != "name"}
+            kind, label = kind_of[id(group["params"][0])], group.get("name")
+            name = f"{kind}/{label}" if label else kind
+            outer = groups.setdefault((name, repr(sorted(hyper.items()))), {"params": [], "name": name, **hyper})
+            outer["params"] += [outer_of[id(p)] for p in group["params"]]
+            inner.links.append((group, outer, tuple(hyper)))
+    order = {id(o.parameter): i for i, o in enumerate(owned)}
+    for outer in groups.values():
+        unique = {id(p): p for p in outer["params"]}
+        outer["params"] = sorted(unique.values(), key=lambda p: order[id(p)])
+    return sorted(groups.values(), key=lambda g: (g["name"], order[id(g["params"][0])]))

@@ -41,9 +41,13 @@ class Schedule:
             if value not in allowed:
                 raise UserError(f"{knob}={value!r}: choose one of {', '.join(allowed)}")
         if self.granularity == "expert" and self.in_backward == "none":
-            raise UserError("granularity=expert with in_backward=none: per-expert updates need in_backward=experts or all")
+            raise UserError(
+                "granularity=expert with in_backward=none: per-expert updates need in_backward=experts or all"
+            )
         if self.in_backward not in CLIP[self.clip]:
-            able = ", ".join(n for n, m in METHODS.items() if m.clip == self.clip or m.clip in _SAME_NORM.get(self.clip, ()))
+            able = ", ".join(
+                n for n, m in METHODS.items() if m.clip == self.clip or m.clip in _SAME_NORM.get(self.clip, ())
+            )
             raise UserError(
                 f"clip={self.clip} with in_backward={self.in_backward}: gradients are freed before their joint norm is "
                 f"known; methods that clip it: {able}"
@@ -57,6 +61,11 @@ class Schedule:
             hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(METHODS)}"
             raise UserError(f"method={name!r}: unknown; {hint}")
         return METHODS[name]
+
+    @property
+    def needs_experts(self) -> bool:
+        """Whether the schedule treats experts apart, and so makes no sense without batched expert tensors."""
+        return self.in_backward == "experts" or self.clip == "non_expert"
 
     @property
     def name(self) -> str:

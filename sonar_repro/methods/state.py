@@ -2,10 +2,12 @@
 
 Format: ``{"format": 1, "optimizer": class name, "steps": int, "state": {name: {key: value}}, "param_groups": [{"name",
 "params": [names], "shapes": {name: shape}, hyperparameters...}]}``. Per-expert states are stacked to the batched shape.
+Every trainable parameter has an entry in ``state``; it is empty before its first update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +15,19 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..errors import UserError
+from .inner import EXECUTION_KEYS, HookedTensor, Inner
 
 FORMAT = 1
 # State tensors that have one value an element of the parameter, by the names that torch, bitsandbytes and optim/ use.
-_LIKE_PARAMETER = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "state1", "state2", "m", "H"})
+_LIKE_PARAMETER = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "state1", "state2", "m", "H"}
+)
+
+
+def slice_shape(parameter: Parameter, num_experts: int) -> torch.Size:
+    """Shape of one expert's slice of ``[E, ...]``, or of its k rows of ``[E*k, ...]``."""
+    rows = parameter.shape[0] // num_experts
+    return parameter.shape[1:] if rows == 1 else torch.Size((rows, *parameter.shape[1:]))
 
 
 def merge(states: list[dict[str, Any]], parameter: Parameter, name: str) -> dict[str, Any]:
@@ -27,11 +38,11 @@ def merge(states: list[dict[str, Any]], parameter: Parameter, name: str) -> dict
     """
     if not any(states):
         return {}
-    slice_numel = parameter.numel() // len(states)
+    piece = slice_shape(parameter, len(states))
     merged: dict[str, Any] = {}
     for key, first in states[0].items():
         values = [s[key] for s in states]
-        if isinstance(first, Tensor) and first.numel() == slice_numel and first.ndim == parameter[:1].ndim - (first.ndim < parameter.ndim):
+        if isinstance(first, Tensor) and first.shape == piece:
             merged[key] = torch.stack(values).reshape(parameter.shape)
         elif isinstance(first, Tensor) and key.startswith("absmax"):
             merged[key] = torch.cat(values)
@@ -44,15 +55,17 @@ def merge(states: list[dict[str, Any]], parameter: Parameter, name: str) -> dict
 
 def split(state: dict[str, Any], parameter: Parameter, num_experts: int, name: str) -> list[dict[str, Any]]:
     """Cut a batched state into one a expert: the inverse of :func:`merge`."""
-    rows = parameter.shape[0] // num_experts
-    slice_shape = parameter.shape[1:] if rows == 1 else (rows, *parameter.shape[1:])
+    piece = slice_shape(parameter, num_experts)
     states: list[dict[str, Any]] = [{} for _ in range(num_experts)]
     for key, value in state.items():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
-            pieces = value.reshape(num_experts, *slice_shape).unbind(0)
+            pieces = value.reshape(num_experts, *piece).unbind(0)
         elif isinstance(value, Tensor) and key.startswith("absmax"):
             if value.numel() % num_experts or (parameter.numel() // num_experts) % 256:
-                raise UserError(f"{name}: 8-bit blocks of {key} cross expert borders; granularity=expert needs slices of a multiple of 256 elements")
+                raise UserError(
+                    f"{name}: 8-bit blocks of {key} cross expert borders: granularity=expert needs slices "
+                    "of a multiple of 256 elements"
+                )
             pieces = value.reshape(num_experts, -1).unbind(0)
         else:
             pieces = [value] * num_experts
@@ -81,26 +94,95 @@ def place(state: dict[str, Any], parameter: Parameter, on_device_step: bool) -> 
     return {key: copy(key, value) for key, value in state.items()}
 
 
+def named_states(units: Sequence[HookedTensor], end: Sequence[Inner]) -> dict[str, dict[str, Any]]:
+    """The state of every parameter by name; ``{}`` for one that was not stepped yet."""
+    states: dict[str, dict[str, Any]] = {}
+    for unit in units:
+        own = [inner.optimizer.state.get(p, {}) for inner in unit.inners for _, p in inner.named]
+        states[unit.name] = merge(own, unit.parameter, unit.name) if unit.views else dict(own[0])
+    for inner in end:
+        states |= {name: dict(inner.optimizer.state.get(p, {})) for name, p in inner.named}
+    return states
+
+
+def dump_groups(groups: list[dict[str, Any]], names: dict[int, str]) -> list[dict[str, Any]]:
+    """Outer groups with parameters by name and shape, without what belongs to the machine."""
+    dumped = []
+    for group in groups:
+        shapes = {names[id(p)]: list(p.shape) for p in group["params"]}
+        hyper = {k: v for k, v in group.items() if k not in EXECUTION_KEYS}
+        dumped.append({**hyper, "params": list(shapes), "shapes": shapes})
+    return dumped
+
+
+def restore(units: Sequence[HookedTensor], end: Sequence[Inner], saved: dict[str, dict[str, Any]]) -> None:
+    """Put saved states into the inner optimizers as they are: no cast to the parameters' dtypes."""
+    pieces: list[tuple[Inner, Parameter, dict[str, Any]]] = []  # cut first: nothing is changed if one does not fit
+    for unit in units:
+        whole = saved[unit.name]
+        cut = split(whole, unit.parameter, len(unit.views), unit.name) if unit.views else [whole]
+        pieces += [(inner, inner.named[0][1], piece) for inner, piece in zip(unit.inners, cut)]
+    for inner in end:
+        pieces += [(inner, p, saved[name]) for name, p in inner.named]
+    group_of = {id(p): g for inner, _, _ in pieces for g in inner.optimizer.param_groups for p in g["params"]}
+    for inner, parameter, piece in pieces:
+        inner.optimizer.state.pop(parameter, None)
+        if piece:
+            group = group_of[id(parameter)]
+            on_device = bool(group.get("fused") or group.get("capturable"))
+            inner.optimizer.state[parameter] = place(piece, parameter, on_device)
+
+
+def check_format(saved: dict[str, Any], optimizer: str) -> None:
+    """The dict is one of ours and of the same optimizer class."""
+    missing = {"format", "optimizer", "steps", "state", "param_groups"} - saved.keys()
+    if missing or saved["format"] != FORMAT:
+        lacks = f"lacks {', '.join(sorted(missing))}" if missing else f"format {saved['format']!r}"
+        raise UserError(
+            f"optimizer state {lacks}: expected format {FORMAT}, as ScheduledOptimizer.state_dict() makes it"
+        )
+    if saved["optimizer"] != optimizer:
+        raise UserError(
+            f"optimizer state of {saved['optimizer']} cannot be loaded into {optimizer}: use the same optimizer"
+        )
+
+
 def check_names(saved: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    """The saved names are exactly the trainable ones and every shape agrees. Raises UserError naming the first that is not."""
+    """The saved names are exactly the trainable ones and every shape agrees; else a UserError names the first."""
     listed = {name: tuple(shape) for group in saved["param_groups"] for name, shape in group["shapes"].items()}
-    for what, names in (("lacks", shapes.keys() - listed.keys()), ("has an unknown", listed.keys() - shapes.keys())):
-        if names:
-            raise UserError(f"optimizer state {what} parameter {min(names)} ({len(names)} such): it belongs to another model or other frozen layers")
-    for what, names in (("lacks", shapes.keys() - saved["state"].keys()), ("has an unknown", saved["state"].keys() - shapes.keys())):
-        if names:
-            raise UserError(f"optimizer state {what} entry for {min(names)} ({len(names)} such): the file is incomplete or edited")
+    for found, where in ((listed.keys(), "its groups"), (saved["state"].keys(), "its state")):
+        for what, names in (("lacks", shapes.keys() - found), ("has the unknown", found - shapes.keys())):
+            if names:
+                raise UserError(
+                    f"optimizer state {what} parameter {min(names)} in {where} ({len(names)} such): it belongs to "
+                    "another model, to other frozen layers, or is incomplete"
+                )
     for name, shape in shapes.items():
         if listed[name] != shape:
-            raise UserError(f"optimizer state of {name} was saved for shape {list(listed[name])}, the model has {list(shape)}")
+            raise UserError(f"optimizer state of {name} is for shape {list(listed[name])}, the model has {list(shape)}")
         for key, value in saved["state"][name].items():
-            if not isinstance(value, Tensor):
-                continue
-            broadcast = value.ndim == len(shape) and all(v in (1, s) for v, s in zip(value.shape, shape))
-            if (key in _LIKE_PARAMETER or value.ndim == len(shape)) and value.shape != torch.Size(shape) and not (broadcast and key not in _LIKE_PARAMETER):
-                if key.startswith(("absmax", "qmap")) or value.ndim == 0:
-                    continue  # 8-bit block maxima and maps have shapes of their own
-                raise UserError(f"optimizer state {key!r} of {name} has shape {list(value.shape)}, the parameter {list(shape)}")
+            if isinstance(value, Tensor) and not _fits(key, value, shape):
+                raise UserError(f"optimizer state {key!r} of {name} has shape {list(value.shape)}, not {list(shape)}")
+
+
+def check_groups(saved: dict[str, Any], own: list[dict[str, Any]]) -> None:
+    """The saved groups divide the parameters as this optimizer's do. ``own``: from :func:`dump_groups`."""
+    theirs = [(g["name"], sorted(g["params"])) for g in saved["param_groups"]]
+    mine = [(g["name"], sorted(g["params"])) for g in own]
+    if theirs != mine:
+        raise UserError(
+            f"optimizer state has the groups {', '.join(n for n, _ in theirs)}, this optimizer "
+            f"{', '.join(n for n, _ in mine)}, or they divide the parameters otherwise: use the same factory"
+        )
+
+
+def _fits(key: str, value: Tensor, shape: tuple[int, ...]) -> bool:
+    """Moments have the parameter's shape; other states of as many dimensions broadcast to it (row statistics)."""
+    if key in _LIKE_PARAMETER:
+        return tuple(value.shape) == shape
+    if value.ndim != len(shape) or key.startswith(("absmax", "qmap")):
+        return True
+    return all(v in (1, s) for v, s in zip(value.shape, shape))
 
 
 def state_bytes(value: Any, seen: set[int]) -> int:

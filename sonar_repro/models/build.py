@@ -133,11 +133,13 @@ def load_pretrained(
     except OSError as error:
         first = str(error).splitlines()[0][:160]
         raise UserError(
-            f"model={model.name}: {source} is not here and cannot be downloaded ({first}); fetch it with: python -m sonar_repro task=fetch model={model.name}"
+            f"model={model.name}: {source} is not here and cannot be downloaded ({first}); "
+            f"fetch it with: python -m sonar_repro task=fetch model={model.name}"
         ) from error
     lacking = sorted(info["missing_keys"])
     if lacking:
         raise UserError(
-            f"model={model.name}: checkpoint {source} lacks {len(lacking)} weights, {lacking[0]} first; they would be random: give a complete checkpoint"
+            f"model={model.name}: checkpoint {source} lacks {len(lacking)} weights, {lacking[0]} first; "
+            "they would be random: give a complete checkpoint"
         )
     return loaded

@@ -3,7 +3,7 @@
 Four rules (measured exact on 75 of 76 tiny MoE families of transformers 5):
 
 A. a module that honours ``ExpertsInterface`` (its ``__dict__`` has the four flags that ``use_experts_implementation``
-   sets): its own parameters of two or more dimensions whose dim 0 is the dim 0 of its 3-D parameters (weights ``[E, ., .]``
+   sets): its own parameters of two or more dimensions whose dim 0 is that of its 3-D parameters (weights ``[E, ., .]``
    and biases ``[E, .]``, but no norm inside the module);
 B. an own parameter of three or more dimensions whose dim 0 equals an int attribute (> 1) with ``expert`` in its name;
 C. an own 2-D parameter ``[E*k, .]``, E such an attribute and k another int attribute of the module (dbrx);

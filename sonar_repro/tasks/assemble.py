@@ -14,7 +14,7 @@ from ..optim.factory import make_factory
 
 
 def learning_rate(config: Config, step: int) -> float:
-    """Learning rate of step k, from 1 (settled question 6): peak*k/W in warm-up, then cosine to the final value at the last step."""
+    """Learning rate of step k, from 1: peak*k/W in warm-up, then cosine to the final value at the last step."""
     peak, final, warmup = config.learning_rate, config.final_learning_rate, config.warmup_steps
     if config.schedule == "constant":
         return peak

@@ -51,7 +51,9 @@ def save(run: Any, step: int) -> None:
 
 def resume(run: Any) -> int:
     """Load this arm's checkpoint if there is one. Returns the last finished step, 0 for a fresh start."""
-    path = next((f / "state.pt" for f in (_folder(run), _folder(run).with_suffix(".old")) if (f / "state.pt").is_file()), None)
+    path = next(
+        (f / "state.pt" for f in (_folder(run), _folder(run).with_suffix(".old")) if (f / "state.pt").is_file()), None
+    )
     if path is None or run.config.force:
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -21,7 +21,8 @@ def run(config: Config) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     console = Console(soft_wrap=True)
     facts = environment(config, device, "-", None, "-")
-    console.print(f"{facts['device_name']}  |  torch {facts['torch']}, transformers {facts['transformers']}, Python {facts['python']}")
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("torch", "transformers", "python"))
+    console.print(f"{facts['device_name']}  |  {versions}")
     table = Table("part", "name", "runs here", "why not, and the way out", title_justify="left")
     for part, name, reason in checks(device):
         table.add_row(part, name, "[green]yes[/]" if reason is None else "[yellow]no[/]", reason or "")
@@ -40,7 +41,13 @@ def checks(device: str) -> list[tuple[str, str, str | None]]:
     rows.append(("launcher", "submitit_slurm", _package("hydra_plugins.hydra_submitit_launcher", "slurm")))
     rows.append(("scale", "smoke", None))
     rows.append(("scale", "forecast", None))
-    rows.append(("scale", "paper", None if device == "cuda" else "needs a CUDA GPU; scale=forecast gives its memory without one"))
+    rows.append(
+        (
+            "scale",
+            "paper",
+            None if device == "cuda" else "needs a CUDA GPU; scale=forecast gives its memory without one",
+        )
+    )
     return rows
 
 

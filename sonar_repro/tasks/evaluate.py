@@ -1,4 +1,4 @@
-"""Held-out loss: the token-weighted mean over all supervised tokens (settled question 7)."""
+"""Held-out loss: the token-weighted mean over all supervised tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def evaluate(model: torch.nn.Module, batches: Iterable[Any], device: torch.devic
         batches: :class:`sonar_repro.data.Batch` objects.
 
     Returns:
-        ``heldout`` (nats a token, None without tokens), ``heldout_tokens``, ``heldout_token_accuracy`` (share of top-1 hits).
+        ``heldout`` (nats a token, None without tokens), ``heldout_tokens``, ``heldout_token_accuracy`` (top-1 share).
     """
     was_training = model.training
     model.eval()

@@ -21,7 +21,7 @@ def training_step(
         model: a transformers causal LM in train mode.
         optimizer: a :class:`sonar_repro.methods.ScheduledOptimizer`; it clips and counts by itself.
         scheduler: stepped once, after the optimizer; ``None`` keeps the learning rate.
-        micro_batches: ``accumulation`` mappings of ``input_ids``, ``attention_mask``, ``labels``, int64 ``[B, T]`` each.
+        micro_batches: ``accumulation`` mappings of ``input_ids``, ``attention_mask``, ``labels``; int64 ``[B, T]``.
         accumulation: A; each loss is divided by it before its backward pass (§4.4).
 
     Returns:

@@ -134,7 +134,9 @@ class Training:
                 peak = memory[phase]["peak_allocated_bytes"]
                 if peak and peak > cap:
                     self.report.phase(phase)
-                    raise MemoryError(f"peak allocated {peak} bytes by the tracker, memory_cap_gb={self.config.memory_cap_gb:g}")
+                    raise MemoryError(
+                        f"peak allocated {peak} bytes by the tracker, memory_cap_gb={self.config.memory_cap_gb:g}"
+                    )
 
     def longest_step(self) -> list[Batch]:
         """The micro-batches of the run's step with the most padded tokens."""
@@ -149,7 +151,7 @@ class Training:
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def train(self, meter: CudaMeter | None) -> None:
-        """Warm-up and timed steps. Collation, progress, checkpoints and the reading of losses are outside the timed part."""
+        """Warm-up and timed steps. Collation, progress, checkpoints and reading losses are outside the timed part."""
         config, report = self.config, self.report
         self.first_step = checkpoint.resume(self) + 1
         stream = self.stream(start=(self.first_step - 1) * config.accumulation)
@@ -167,7 +169,7 @@ class Training:
                 checkpoint.save(self, step)
 
     def one_step(self, step: int, batches: list[Batch]) -> None:
-        """One timed step. A step without a supervised token is skipped before forward (settled question 5) and counted.
+        """One timed step. A step without a supervised token is skipped before forward and counted.
 
         In an accumulated step a micro-batch without one is left out; its share of the mean counts as zero.
         """
@@ -179,7 +181,9 @@ class Training:
             self.scheduler.step()
             return
         with self.timer.step(sum(batch.supervised_tokens for batch in usable)):
-            losses = training_step(self.model, self.optimizer, self.scheduler, inputs(usable, self.device), self.config.accumulation)
+            losses = training_step(
+                self.model, self.optimizer, self.scheduler, inputs(usable, self.device), self.config.accumulation
+            )
         loss = torch.stack(losses).float().mean().item()
         self.train_losses.append(loss if math.isfinite(loss) else None)
         norm = self.optimizer.last_clip.norm

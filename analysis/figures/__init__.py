@@ -1,0 +1,21 @@
+"""All figures by name. A new figure is one module with a ``SPEC`` and its line here."""
+
+from __future__ import annotations
+
+import difflib
+
+from sonar_repro.errors import UserError
+
+from . import bars, lines, timeline
+from .base import Drawn, FigureSpec
+
+FIGURES: dict[str, FigureSpec] = {s.name: s for s in (timeline.SPEC, bars.SPEC, lines.SPEC)}
+__all__ = ["FIGURES", "Drawn", "FigureSpec", "figure"]
+
+
+def figure(name: str) -> FigureSpec:
+    """The spec of that name. Raises UserError with near matches."""
+    if name not in FIGURES:
+        near = difflib.get_close_matches(name, FIGURES, 3) or list(FIGURES)
+        raise UserError(f"--figure {name}: unknown; choose {', '.join(near)}")
+    return FIGURES[name]

@@ -1,0 +1,103 @@
+"""Figure 3: kernel time of one step by kind, one bar a method, and what the paper prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..axes import display
+from ..collection import Arm, Collection
+from ..metrics import metric
+from ..published import paper
+from ..tables.sonar import FIGURE3
+from . import style
+from .base import Drawn, FigureSpec
+
+NAMES = {
+    "forward_backward_ms": "Forward + backward",
+    "clipping_ms": "Clipping",
+    "optimizer_ms": "AdamW",
+    "idle_ms": "Idle",
+}
+SHORT = {
+    "standard_global_clip": "Global clip",
+    "standard_no_expert_clip": "No expert clip",
+    "sonar": "Sonar-MoE",
+    "optimizer_in_backward": "Opt.-in-backward",
+    "standard_no_clip": "No clip",
+    "sonar_per_expert": "Sonar, per-expert",
+}
+
+
+def _bars(axes, arms: list[tuple[str, Arm]], model: str, scale: str) -> None:
+    longest = max(sum(a.value(k).mean or 0 for k in NAMES) for _, a in arms)
+    for y, (method, arm) in enumerate(arms):
+        left = 0.0
+        for kind, name in NAMES.items():
+            value = arm.value(kind).mean or 0.0
+            axes.barh(
+                y,
+                value,
+                left=left,
+                color=style.KINDS[kind],
+                edgecolor="#555555",
+                linewidth=0.5,
+                label=name,
+                height=0.68,
+            )
+            if value > 0.09 * longest:
+                axes.text(left + value / 2, y, f"{value:.1f}", ha="center", va="center", fontsize=7.5)
+            left += value
+        axes.text(left + 0.015 * longest, y, f"{left:.1f}", ha="left", va="center", fontsize=7.5, fontweight="bold")
+        row = paper("sonar").find("Figure 3", {"model": model, "method": method}) if scale != "smoke" else None
+        for kind, printed in (
+            row.values if row else {}
+        ).items():  # printed values as hollow diamonds at their segment's end
+            if kind in NAMES:
+                before = sum(arm.value(k).mean or 0 for k in list(NAMES)[: list(NAMES).index(kind)])
+                axes.plot(
+                    before + printed,
+                    y + 0.42,
+                    marker="v",
+                    color="black",
+                    markersize=4,
+                    linestyle="none",
+                    label="End of the segment as printed",
+                )
+    axes.set_yticks(range(len(arms)), [SHORT.get(m, m) for m, _ in arms])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.16 * longest)
+    axes.grid(False, axis="y")
+    axes.set_title(display("model", model, scale))
+    axes.set_xlabel("Time of one step (ms)")
+
+
+def draw(origins: Sequence[Collection], scale: str) -> Drawn:
+    """One panel a model, one bar a method; total at the end of each bar."""
+    for origin in origins:
+        models: dict[str, list[tuple[str, Arm]]] = {}
+        for axes in FIGURE3.rows(scale):
+            arm = origin.arm(axes, scale, "figure3")
+            if arm.value("forward_backward_ms").mean is not None:
+                models.setdefault(axes["model"], []).append((axes["method"], arm))
+        if models:
+            break
+    else:
+        return Drawn(None, missing=True)
+    figure, panels = style.new(len(models), 2.5)
+    for axes, (model, arms) in zip(panels, models.items()):
+        _bars(axes, arms, model, scale)
+    style.outside_legend(figure, panels[0], 5)
+    arms = [a for found in models.values() for _, a in found]
+    sources = {a.value(metric("forward_backward_ms")).source or "measured" for a in arms}
+    expected = len(FIGURE3.rows(scale))
+    return Drawn(
+        figure,
+        f"Kernel time of one step by kind; {' and '.join(sorted(sources))}.",
+        origin.label,
+        missing=len(arms) < expected,
+    )
+
+
+SPEC = FigureSpec(
+    "figure3", "Figure 3: kernel time by kind", "figure3", ("smoke", "forecast", "paper"), draw, ("table1",)
+)

@@ -1,0 +1,141 @@
+"""Figure 2: the memory of one step by owner, standard training beside Sonar-MoE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..axes import display
+from ..collection import Collection
+from ..metrics import GB
+from . import style
+from .base import Drawn, FigureSpec
+
+METHODS = ("standard_global_clip", "sonar")
+NAMES = {
+    "weights": "Weights",
+    "optimizer_state": "Optimizer state",
+    "activations": "Activations",
+    "temporaries": "Temporaries",
+    "other_gradients": "Other gradients",
+    "expert_gradients": "Expert gradients",
+}
+MOST_POINTS = 1200  # a step has some ten thousand allocations; print cannot show more
+
+
+@dataclass
+class Timeline:
+    """Live bytes by owner over the events of a step: ``live`` is [owners, events], ``marks`` are (event, name)."""
+
+    owners: list[str]
+    events: np.ndarray
+    live: np.ndarray
+    marks: list[tuple[float, str]]
+
+
+def parse(data: Any) -> Timeline | None:
+    """Read a record's ``timeline`` in either form (README.md, "Timeline"); None if there is nothing to draw.
+
+    Form 1: ``owners``, ``events`` [n], ``bytes`` [n][owners] or [owners][n], ``marks`` [{event, label}].
+    Form 2: ``owners``, ``points`` [[event, phase, bytes of each owner ...]]; a mark stands where the phase changes.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("owners"), list) or not data["owners"]:
+        return None
+    owners = [str(o) for o in data["owners"]]
+    try:
+        if data.get("points"):
+            points = data["points"]
+            events = np.array([p[0] for p in points], dtype=float)
+            live = np.array([p[2 : 2 + len(owners)] for p in points], dtype=float).T
+            marks = [(float(p[0]), str(p[1])) for i, p in enumerate(points) if i == 0 or p[1] != points[i - 1][1]]
+        else:
+            live = np.array(data["bytes"], dtype=float)
+            live = live if live.shape[0] == len(owners) and live.shape[1] != len(owners) else live.T
+            listed = data.get("events")
+            events = np.arange(live.shape[1], dtype=float)
+            if (
+                isinstance(listed, list)
+                and len(listed) == live.shape[1]
+                and all(isinstance(e, (int, float)) for e in listed)
+            ):
+                events = np.array(listed, dtype=float)
+            marks = [(float(m["event"]), str(m["label"])) for m in data.get("marks") or []]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+    if live.ndim != 2 or live.shape != (len(owners), len(events)) or not len(events):
+        return None
+    return thin(Timeline(owners, events, live, marks))
+
+
+def thin(timeline: Timeline, most: int = MOST_POINTS) -> Timeline:
+    """At most ``most`` events: of each bin the one with the highest total, so that no peak is lost."""
+    n = timeline.live.shape[1]
+    if n <= most:
+        return timeline
+    totals = timeline.live.sum(axis=0)
+    edges = np.linspace(0, n, most + 1).astype(int)
+    keep = np.array([a + int(np.argmax(totals[a:b])) for a, b in zip(edges, edges[1:]) if b > a])
+    return Timeline(timeline.owners, timeline.events[keep], timeline.live[:, keep], timeline.marks)
+
+
+def _panel(axes, timeline: Timeline, unit: float, title: str) -> None:
+    order = [o for o in style.AREAS if o in timeline.owners] + [o for o in timeline.owners if o not in style.AREAS]
+    rows = [timeline.live[timeline.owners.index(o)] / unit for o in order]
+    share = 100 * (timeline.events - timeline.events[0]) / max(timeline.events[-1] - timeline.events[0], 1)
+    colours = [style.AREAS.get(o, style.AREAS["other"]) for o in order]
+    axes.stackplot(
+        share, rows, labels=[NAMES.get(o, o.replace("_", " ")) for o in order], colors=colours, step="post", linewidth=0
+    )
+    axes.plot(share, np.sum(rows, axis=0), color="black", linewidth=0.8, drawstyle="steps-post")
+    first, span = timeline.events[0], max(timeline.events[-1] - timeline.events[0], 1)
+    for event, _ in timeline.marks:
+        axes.axvline(100 * (event - first) / span, color="#555555", linewidth=0.7, linestyle=(0, (3, 2)))
+    axes.set_title(title)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("Events of one step (%)")
+
+
+def _name_marks(axes, timeline: Timeline) -> None:
+    """Names of the phases under the top edge, each in the middle of its span, where it is wide enough for its name."""
+    first, span = timeline.events[0], max(timeline.events[-1] - timeline.events[0], 1)
+    starts = [(100 * (event - first) / span, name) for event, name in timeline.marks]
+    for (start, name), (end, _) in zip(starts, [*starts[1:], (100.0, "")]):
+        if end - start > 3.2 * len(name):
+            axes.text(
+                (start + end) / 2, 0.99, name, ha="center", va="top", fontsize=7.5, transform=axes.get_xaxis_transform()
+            )
+
+
+def draw(origins: Sequence[Collection], scale: str) -> Drawn:
+    """Standard and Sonar-MoE side by side, on one y axis; the first origin that has both timelines."""
+    found: dict[str, Timeline] = {}
+    record, label = None, None
+    for origin in origins:
+        for method in METHODS:
+            for r in origin.of("figure2", scale):
+                timeline = parse(r.data.get("timeline")) if r.arm.get("method") == method else None
+                if timeline and method not in found:
+                    found[method], record, label = timeline, r, origin.label
+        if found:
+            break
+    if not found:
+        return Drawn(None, missing=True)
+    figure, panels = style.new(len(found), 3.3, sharey=True)
+    top = max(t.live.sum(axis=0).max() for t in found.values())
+    unit, name = (GB, "GB") if top >= 1e9 else (1e6, "MB")
+    for axes, (method, timeline) in zip(panels, found.items()):
+        peak = timeline.live.sum(axis=0).max() / unit
+        _panel(axes, timeline, unit, f"{display('method', method)}: peak {peak:.1f} {name}")
+        axes.set_ylim(0, 1.18 * top / unit)
+        _name_marks(axes, timeline)
+    panels[0].set_ylabel(f"Live memory ({name})")
+    style.outside_legend(figure, panels[0], 6)
+    source = "forecast" if record.get("memory.source") == "forecast" else "measured"
+    caption = f"Memory over one training step by owner, {display('model', record.arm.get('model'), scale)}; {source}; 1 GB = 1e9 bytes."
+    return Drawn(figure, caption, label, missing=len(found) < len(METHODS))
+
+
+SPEC = FigureSpec("figure2", "Figure 2: memory over one step", "figure2", ("smoke", "forecast", "paper"), draw)

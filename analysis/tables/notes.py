@@ -1,0 +1,89 @@
+"""Sentences under a table: units, sources, caps, data, seeds and code versions of the records that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..collection import Arm
+from ..metrics import MEASURED_SOURCES, metric
+from ..published import Paper
+from ..records import Record
+from . import format as fmt
+from .spec import Column, TableSpec
+
+VERSIONS = (
+    ("package_version", "package version"),
+    ("git_commit", "commit"),
+    ("torch", "torch"),
+    ("transformers", "transformers"),
+)
+
+
+def _sources(records: list[Record], section: str) -> str:
+    found = {MEASURED_SOURCES.get(s, s) for s in (r.get(f"{section}.source") for r in records) if s}
+    return " and ".join(sorted(found))
+
+
+def notes_of(
+    spec: TableSpec, scale: str, columns: list[Column], printed: Paper | None, records: list[Record]
+) -> list[str]:
+    """The standing notes of one table."""
+    ok = [r for r in records if r.status == "ok"]
+    units = {metric(c.metric).unit for c in columns}
+    parts = []
+    for section, unit in (("memory", "GB"), ("time", "ms")):
+        if unit in units and (found := _sources(ok, section)):
+            parts.append(f"{section} {found}")
+    if printed:
+        parts.append(f"columns marked paper are published ({printed.title}, {spec.source})")
+    notes = ["GB = 1e9 bytes."] if "GB" in units else []
+    notes += [f"Sources: {'; '.join(parts)}."] if parts else []
+    if scale == "smoke" and printed and any(c.delta and c.published for c in columns):
+        notes.append(
+            "Smoke scale runs tiny random models: only the paper's changes stand beside ours, not its absolute values;"
+            " its SonicMoE changes stand beside grouped_mm."
+        )
+    notes += spec.notes
+    if lengths := sorted({int(n) for r in ok if (n := r.number("data.max_length"))}):
+        notes.append(f"Sequences are capped at {' or '.join(map(str, lengths))} tokens.")
+    if names := sorted({str(n) for r in ok if (n := r.get("data.name"))}):
+        notes.append(f"Data: {', '.join(names)}.")
+    seeds = sorted({r.seed for r in ok if r.seed is not None})
+    if len(seeds) > 1:
+        notes.append(f"Seeds {', '.join(map(str, seeds))}: mean ± sample standard deviation (number of seeds).")
+    return notes + version_notes(ok)
+
+
+def version_notes(records: Iterable[Record]) -> list[str]:
+    """One sentence for each of package, commit, torch and transformers when the records have more than one version
+    of it.
+    """
+    records, notes = list(records), []
+    for key, title in VERSIONS:
+        counts: dict[str, int] = {}
+        for r in records:
+            value = str(r.get(f"environment.{key}") or "not recorded")[:12]
+            counts[value] = counts.get(value, 0) + 1
+        if len(counts) > 1:
+            listed = ", ".join(f"{v} ({n} records)" for v, n in sorted(counts.items()))
+            notes.append(f"The rows come from more than one {title}: {listed}.")
+    return notes
+
+
+def noise_notes(arms: Iterable[Arm]) -> list[str]:
+    """Largest differences between runs of one arm with one seed, as section 5.1 of the paper reports them."""
+    step, loss, counted = [], [], 0
+    for arm in arms:
+        for other in arm.repeats:
+            first = arm.by_seed[other.seed]
+            counted += 1
+            for name, kept, relative in (("step_ms", step, True), ("heldout_loss", loss, False)):
+                a, b = (metric(name).extract(r).value for r in (first, other))
+                if a is not None and b is not None:
+                    kept.append(abs(a - b) / a * 100 if relative else abs(a - b))
+    if not counted:
+        return []
+    parts = [f"{fmt.fixed(max(step), 1)}% in step time"] if step else []
+    parts += [f"{fmt.fixed(max(loss), 4)} in held-out loss"] if loss else []
+    said = f" by at most {' and '.join(parts)}" if parts else " in nothing that is recorded"
+    return [f"Same-seed repeats ({counted}) vary{said}; the paper prints at most 1.4% and 0.0016."]

@@ -1,0 +1,213 @@
+"""Memory stand-ins for expert kernels that need a GPU: they allocate, save and free what the libraries do, and compute nothing.
+
+Registered in transformers' ``ALL_EXPERTS_FUNCTIONS`` as ``sonicmoe_footprint`` and ``scattermoe_footprint``. They run on fake
+tensors only (:mod:`sonar_repro.models.fake`): a real run under such a name would train on rubbish, so it is refused.
+
+Notation: T tokens, K experts a token, S = T·K rows, E experts, D hidden size, I expert width; G = 2I for gated
+experts, else I. Written from the libraries' papers and public sources; no code of theirs is copied.
+
+SonicMoE (arXiv 2512.14080, §3; as transformers calls it: ``moe_general_routing_inputs``)
+    forward, up:    A ``[S, I]`` and pre-activation H ``[S, G]`` in one kernel that gathers rows of X itself.
+    forward, down:  Y ``[S, D]``, then O ``[T, D]``. A and Y are not kept.
+    kept:           X ``[T, D]`` (the layer's input, no gathered copy), H, routing scores in fp32 ``[S]``, and int32
+                    routing indices: three ``[S]``, one ``[E+1]``, one ``[T+1]``. That is 2TD + 2SG bytes in bf16.
+    backward, down: dW2, dH ``[S, G]``, A' ``[S, I]`` (recomputed from H and scaled by the scores), dS.
+    backward, up:   dX by row ``[S, D]``, dW1, then dX ``[T, D]``.
+    The two halves are two autograd nodes, and both weights enter through a ``permute``. Autograd runs the node with the
+    higher sequence number first, so after the down half comes the up half, and only then dW2 reaches its parameter:
+    dW1 and dW2 of a layer are alive together.
+
+ScatterMoE (arXiv 2403.08245, §3; ``parallel_linear``)
+    up:    output ``[S, G]`` in expert order; keeps X ``[T, D]`` and int64 sorted indices, two ``[S]``, and offsets ``[E]``.
+    gate:  plain PyTorch on ``[S, G]``: activation and product keep ``[S, G]`` and ``[S, I]``.
+    down:  keeps its input ``[S, I]``, the scores ``[T, K]``, and the un-reduced output ``[S, D]`` (for the scores' gradient).
+    backward, down: dScores; the kept output's buffer is reused for the grouped gradient; dW2; dInput ``[S, I]``.
+    backward, up:   a gathered copy of X ``[S, D]``, whose buffer is then reused for dX by row; dW1; dX ``[T, D]``.
+    The transpose of the down weight is taken after the gate, so its gradient reaches the parameter before dW1 exists: a
+    hook frees it first, and one weight's gradient less is alive at the peak than with SonicMoE.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import Function
+
+from sonar_repro.errors import Unsupported, UserError
+
+NAMES = ("sonicmoe_footprint", "scattermoe_footprint")
+
+#: Columns of one output tile of SonicMoE's backward kernel on compute capability 12.0; its row sums are fp32 partials.
+_TILE_COLUMNS = 128
+
+
+def register() -> None:
+    """Put both footprints into transformers' experts interface; safe to call twice."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register("sonicmoe_footprint", sonicmoe_footprint)
+    ALL_EXPERTS_FUNCTIONS.register("scattermoe_footprint", scattermoe_footprint)
+
+
+def sonicmoe_footprint(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """SonicMoE's allocations for an experts module; shapes as in transformers' experts interface.
+
+    Args:
+        hidden_states: ``[T, D]``.
+        top_k_index: int64 ``[T, K]``.
+        top_k_weights: ``[T, K]``.
+
+    Returns:
+        ``[T, D]`` in the dtype of ``hidden_states``, contents undefined.
+    """
+    _check(self, hidden_states, "sonicmoe")
+    if not self.has_gate:
+        raise UserError("backend=sonicmoe: its kernels are for gated experts only; use backend=grouped_mm")
+    tokens, top_k = top_k_index.shape
+    rows = tokens * top_k
+    integers = {"dtype": torch.int32, "device": hidden_states.device}
+    token_index = torch.empty(rows, **integers)
+    scores = top_k_weights.reshape(-1).to(hidden_states.dtype)
+    expert_index = top_k_index.reshape(-1).int()
+    order = (2, 1, 0) if self.is_transposed else (1, 2, 0)
+    up, down = self.gate_up_proj.permute(*order), self.down_proj.permute(*order)
+    biases = (self.gate_up_proj_bias, self.down_proj_bias) if self.has_bias else (None, None)
+    scores = scores.float()
+    routing = tuple(torch.empty(n, **integers) for n in (rows, rows, rows, self.num_experts + 1, tokens + 1))
+    counts = torch.empty(self.num_experts, **integers)
+    activated, pre_activation = _SonicUp.apply(hidden_states, up, biases[0], *routing)
+    output = _SonicDown.apply(activated, pre_activation, down, biases[1], scores, tokens, *routing)
+    del token_index, expert_index, counts
+    return output
+
+
+class _SonicUp(Function):
+    """X ``[T, D]``, W1 ``[G, D, E]`` -> A ``[S, I]``, H ``[S, G]``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *routing: Tensor) -> tuple[Tensor, Tensor]:
+        rows, gate_up = routing[0].numel(), weight.shape[0]
+        activated = x.new_empty(rows, gate_up // 2)
+        pre_activation = x.new_empty(rows, gate_up)
+        ctx.save_for_backward(x, weight, bias, *routing)
+        ctx.mark_non_differentiable(activated)
+        ctx.set_materialize_grads(False)
+        return activated, pre_activation
+
+    @staticmethod
+    def backward(ctx: Any, _: None, d_pre_activation: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, *routing = ctx.saved_tensors
+        dx_rows = x.new_empty(routing[0].numel(), x.shape[1])
+        d_weight = torch.empty_like(weight)
+        d_bias = None if bias is None else torch.empty_like(bias)
+        dx = torch.empty_like(x)
+        del dx_rows
+        return dx, d_weight, d_bias, *[None] * len(routing)
+
+
+class _SonicDown(Function):
+    """A ``[S, I]``, H ``[S, G]``, W2 ``[D, I, E]``, scores ``[S]`` -> O ``[T, D]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        activated: Tensor,
+        pre_activation: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scores: Tensor,
+        tokens: int,
+        *routing: Tensor,
+    ) -> Tensor:
+        expert_rows = activated.new_empty(activated.shape[0], weight.shape[0])
+        output = activated.new_empty(tokens, weight.shape[0])
+        ctx.save_for_backward(pre_activation, weight, bias, scores, *routing[:4])
+        del expert_rows
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        pre_activation, weight, bias, scores, *_ = ctx.saved_tensors
+        rows, width = pre_activation.shape[0], weight.shape[1]
+        d_weight = torch.empty_like(weight)
+        d_bias = None if bias is None else torch.empty_like(bias)
+        d_pre_activation = torch.empty_like(pre_activation)
+        scaled = pre_activation.new_empty(rows, width)
+        d_scores = torch.empty_like(scores)
+        grouped_scores = torch.empty_like(scores)
+        partial_sums = scores.new_empty(rows, -(-width // _TILE_COLUMNS))
+        del scaled, grouped_scores, partial_sums
+        return None, d_pre_activation, d_weight, d_bias, d_scores, *[None] * 6
+
+
+def scattermoe_footprint(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """ScatterMoE's allocations for an experts module; arguments and result as in :func:`sonicmoe_footprint`."""
+    _check(self, hidden_states, "scattermoe")
+    top_k = top_k_index.shape[1]
+    integers = {"dtype": torch.int64, "device": hidden_states.device}
+    sorted_experts = torch.empty(top_k_index.numel(), **integers)
+    sorted_rows = torch.empty(top_k_index.numel(), **integers)
+    counts = torch.empty(self.num_experts, **integers)
+    offsets = torch.empty(self.num_experts, **integers)
+    del counts
+    routing = (sorted_experts, sorted_rows, offsets)
+    up = self.gate_up_proj if self.has_gate else self.up_proj
+    up_bias = (self.gate_up_proj_bias if self.has_gate else self.up_proj_bias) if self.has_bias else None
+    # A weight is used as [E, in, out]: a transposed view of transformers' usual [E, out, in].
+    rows = _ScatterLinear.apply(hidden_states, _in_out(self, up), up_bias, None, top_k, *routing)
+    rows = self._apply_gate(rows) if self.has_gate else self.act_fn(rows)
+    down_bias = self.down_proj_bias if self.has_bias else None
+    scores = top_k_weights.to(hidden_states.dtype)
+    return _ScatterLinear.apply(rows, _in_out(self, self.down_proj), down_bias, scores, 1, *routing)
+
+
+def _in_out(module: nn.Module, weight: Tensor) -> Tensor:
+    return weight if module.is_transposed else weight.transpose(2, 1)
+
+
+class _ScatterLinear(Function):
+    """One grouped product. Up: X ``[T, D]`` -> ``[S, G]``; down, with scores: ``[S, I]`` -> O ``[T, D]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scores: Tensor | None, fan_out: int, *routing: Tensor
+    ) -> Tensor:
+        output = x.new_empty(routing[0].numel(), weight.shape[2])
+        expanded = None
+        if scores is not None:
+            expanded = output.view(*scores.shape, output.shape[-1])
+            output = (scores.unsqueeze(1) @ expanded).squeeze(1)
+        ctx.save_for_backward(x, weight, bias, *routing, scores, expanded)
+        ctx.fan_out = fan_out
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, sorted_experts, _, _, scores, expanded = ctx.saved_tensors
+        experts, size_in, size_out = weight.shape
+        d_scores = None
+        if scores is not None:
+            d_scores = (expanded @ d_output.unsqueeze(-1)).squeeze(-1)
+            d_rows = None  # the gradient by row overwrites ``expanded``
+        else:
+            d_rows = x.new_empty(sorted_experts.numel(), size_in)  # gathered X, overwritten by dX by row
+        d_weight = x.new_zeros(experts, size_out, size_in).permute(0, 2, 1)
+        d_bias = None if bias is None else torch.zeros_like(bias)
+        if d_rows is None:
+            d_rows = x.new_empty(sorted_experts.numel(), size_in)
+        dx = d_rows if ctx.fan_out == 1 else d_rows.view(x.shape[0], ctx.fan_out, size_in).sum(-2)
+        return dx, d_weight, d_bias, d_scores, *[None] * 4
+
+
+def _check(module: nn.Module, hidden_states: Tensor, backend: str) -> None:
+    if not isinstance(hidden_states, FakeTensor):
+        raise Unsupported(
+            f"backend={backend}_footprint: allocates memory and computes nothing; use backend={backend} on a CUDA GPU, or scale=forecast"
+        )
+    if hidden_states.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise UserError(f"scale.dtype={hidden_states.dtype}: backend={backend} takes bfloat16, float16 or float32")
+    if getattr(module, "has_post_expert_norm", False):
+        raise UserError(f"backend={backend}: does not support experts with a norm after them; use backend=grouped_mm")

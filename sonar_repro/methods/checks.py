@@ -1,0 +1,79 @@
+"""Refusals and consistency checks of the scheduled optimizer, each one line that names the thing and the way out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from ..errors import UserError
+from .inner import HookedTensor, Inner
+from .schedule import ACCUMULATION_MODES, Schedule
+
+
+def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulation: int, mode: str) -> None:
+    """Values and the pairs of values that must agree (CASES: accumulation under an in-backward method)."""
+    if max_grad_norm is not None and not _positive(max_grad_norm):
+        raise UserError(f"max_grad_norm={max_grad_norm!r}: must be a positive number, or None to clip nothing")
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        raise UserError(f"accumulation={accumulation!r}: must be an int of at least 1")
+    if mode not in ACCUMULATION_MODES:
+        raise UserError(f"accumulation_mode={mode!r}: choose one of {', '.join(ACCUMULATION_MODES)}")
+    name = schedule.name
+    if schedule.in_backward == "none" and mode != "standard":
+        raise UserError(f"accumulation_mode={mode} with {name}: it keeps its gradients; use accumulation_mode=standard")
+    if schedule.in_backward != "none" and mode == "standard" and accumulation > 1:
+        raise UserError(
+            f"accumulation={accumulation} with {name}: gradients are freed at every micro-batch; say "
+            "accumulation_mode='update_each' (A updates a step) if that is meant, or use a standard_* method"
+        )
+
+
+def _positive(value: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and not math.isnan(value)
+
+
+def refuse_reentrant(model: nn.Module) -> None:
+    """Re-entrant checkpointing runs backward inside backward and can fire a hook twice (pytorch#81296)."""
+    for name, module in model.named_modules():
+        function = vars(module).get("_gradient_checkpointing_func")
+        if getattr(module, "gradient_checkpointing", False) and getattr(function, "keywords", {}).get("use_reentrant"):
+            raise UserError(
+                f"{name or 'the model'} uses re-entrant checkpointing, which can fire a hook twice: "
+                "pass gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+
+
+def too_many_firings(unit: HookedTensor, allowed: int) -> RuntimeError:
+    """A hook that fires again before the step ends would apply a part of the gradient as if it were all of it."""
+    return RuntimeError(
+        f"{unit.name} got a gradient {unit.firings} times since the last step (allowed: {allowed}): re-entrant "
+        "checkpointing does this (pass use_reentrant=False), and so do several backward passes a step (build the "
+        "optimizer with accumulation=A, accumulation_mode='update_each'); after an interrupted step call abandon_step()"
+    )
+
+
+def check_hooks_worked(units: Sequence[HookedTensor]) -> None:
+    """Before the end of a step: hooked gradients are gone, and at least one hook has fired."""
+    for unit in units:
+        if unit.parameter.grad is not None:
+            raise RuntimeError(
+                f"{unit.name} has a gradient that did not pass its hook (backward(inputs=...), autograd.grad and a "
+                "hand-set .grad do this): call loss.backward()"
+            )
+    if units and not any(unit.firings for unit in units):
+        raise RuntimeError(
+            f"no in-backward hook fired since the last step (of {len(units)}, first {units[0].name}): the model that "
+            "was trained is not the one the optimizer was built on, or backward did not run"
+        )
+
+
+def check_all_stepped(units: Sequence[HookedTensor], end: Sequence[Inner], with_grad: set[int]) -> None:
+    """After the first step: every tensor that had a gradient was stepped, if its optimizer keeps state at all."""
+    stepped = [(u.name, inner, p) for u in units if u.firings for inner in u.inners for _, p in inner.named]
+    stepped += [(name, inner, p) for inner in end for name, p in inner.named if id(p) in with_grad]
+    if any(inner.optimizer.state.get(p) for _, inner, p in stepped):
+        for name, inner, p in stepped:
+            if not inner.optimizer.state.get(p):
+                raise RuntimeError(f"{name} had a gradient but {type(inner.optimizer).__name__} did not step it")

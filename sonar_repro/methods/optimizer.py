@@ -1,0 +1,309 @@
+"""One optimizer for all methods: three knobs decide when each parameter is updated and what is clipped."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from ..errors import UserError
+from . import checks
+from . import state as states
+from .attachment import Attachment
+from .clipping import ClipReport, ScopedClip
+from .inner import EXECUTION_KEYS, Factory, HookedTensor, Inner, outer_groups
+from .schedule import Schedule
+
+
+def _fire(optimizer_ref: weakref.ref, index: int, parameter: Parameter) -> None:
+    """The post-accumulate-grad hook. A weak reference, so that dropping the optimizer frees it and detaches it."""
+    optimizer = optimizer_ref()
+    if optimizer is not None:
+        optimizer._on_gradient(optimizer._hooked[index])
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+class ScheduledOptimizer(torch.optim.Optimizer):
+    """An optimizer that updates experts (or everything) inside backward: Algorithm 1 of Sonar-MoE (§4.2).
+
+    ``param_groups`` are the groups that schedulers act on: one for ``experts``, one for ``other`` (more if the factory
+    gives different hyperparameters to different parameters). Inner optimizers take their hyperparameters from them
+    right before each of their steps, so the learning rate inside a hook at step k is the scheduler's at step k.
+
+    Args:
+        model: its trainable parameters are owned, each once; frozen ones are left alone and reported.
+        factory: makes one inner optimizer from named parameters (``sonar_repro.make_factory``).
+        schedule: a :class:`Schedule` or the name of a method.
+        max_grad_norm: bound of the norm that ``schedule.clip`` names; ``None`` clips and measures nothing.
+        accumulation: A, the backward passes between two ``step`` calls, each of loss/A (§4.4).
+        accumulation_mode: ``standard`` (gradients are summed; in-backward methods only at A = 1), ``update_each`` (A
+            updates a step, the paper's Sonar) or ``fold``.
+
+    Attributes:
+        optimizer_calls, hook_firings, steps: cumulative counts.
+        last_clip: :class:`ClipReport` of the last step.
+        expert_parameters, other_parameters: what is owned, in model order.
+
+    Raises:
+        UserError: bad values, no batched experts where they are needed, accumulation that the schedule cannot honour.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        factory: Factory,
+        schedule: Schedule | str,
+        *,
+        max_grad_norm: float | None = 1.0,
+        accumulation: int = 1,
+        accumulation_mode: str = "standard",
+    ) -> None:
+        self.schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
+        checks.check_arguments(self.schedule, max_grad_norm, accumulation, accumulation_mode)
+        self.accumulation, self.accumulation_mode = accumulation, accumulation_mode
+        self.optimizer_calls = self.hook_firings = self.steps = 0
+        self.last_clip = ClipReport(None, "none")
+        self._clip = ScopedClip(self.schedule.clip, max_grad_norm)
+        self._clipped = False
+        self._attachment = Attachment(model, self.schedule.needs_experts)
+        self._owned = self._attachment.owned
+        self._names = {id(o.parameter): o.name for o in self._owned}
+        self.expert_parameters = [o.parameter for o in self._owned if o.expert is not None]
+        self.other_parameters = [o.parameter for o in self._owned if o.expert is None]
+        self._build_inners(factory, model)
+        super().__init__(outer_groups(self._owned, self._hooked, self._inners), {})
+        self._ready = True
+        self._handles = self._attach()
+        self.check_attached()
+
+    # ---- construction -------------------------------------------------------------------------------------------
+
+    def _build_inners(self, factory: Factory, model: nn.Module) -> None:
+        """Hooked tensors with inner optimizers of their own, and one inner optimizer over the rest."""
+        who = self.schedule.in_backward
+        rest = []
+        self._hooked: list[HookedTensor] = []
+        for o in self._owned:
+            if who == "all" or (who == "experts" and o.expert is not None):
+                per_expert = self.schedule.granularity == "expert" and o.expert is not None
+                self._hooked.append(HookedTensor(o.name, o.parameter, o.expert.num_experts if per_expert else None))
+            else:
+                rest.append((o.name, o.parameter))
+        for unit in self._hooked:
+            unit.build(factory, model)
+        self._end = [Inner(factory(rest, model), rest)] if rest else []
+        self._inners = [inner for unit in self._hooked for inner in unit.inners] + self._end
+        kinds = sorted({type(inner.optimizer).__name__ for inner in self._inners})
+        if len(kinds) > 1:
+            raise UserError(f"the factory made optimizers of different classes: {', '.join(kinds)}")
+
+    def _attach(self) -> list[Any]:
+        handles, me = [], weakref.ref(self)
+        for index, unit in enumerate(self._hooked):
+            for hook in (unit.parameter._post_accumulate_grad_hooks or {}).values():
+                if getattr(hook, "func", None) is _fire and hook.args[0]() is not None:
+                    raise UserError(f"{unit.name} already has an in-backward optimizer: call its detach() first")
+            handles.append(unit.parameter.register_post_accumulate_grad_hook(functools.partial(_fire, me, index)))
+        weakref.finalize(self, _remove, handles)
+        return handles
+
+    def detach(self) -> None:
+        """Remove the hooks: the model trains as before, and another optimizer can be attached."""
+        _remove(self._handles)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only for the constructor: a parameter added later would have no hook. Raises UserError afterwards."""
+        if getattr(self, "_ready", False):
+            raise UserError("add_param_group after the optimizer was built: unfreeze or add parameters, then build it")
+        super().add_param_group(param_group)
+
+    # ---- one step -----------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Called once before a step's first backward: lets inner optimizers (hidden momentum) prepare."""
+        for inner in self._inners:
+            if hasattr(inner.optimizer, "prepare"):
+                inner.sync()
+                inner.optimizer.prepare()
+
+    @torch.no_grad()
+    def _on_gradient(self, unit: HookedTensor) -> None:
+        unit.firings += 1
+        allowed = 1 if self.accumulation_mode == "standard" else self.accumulation
+        if unit.firings > allowed:
+            raise checks.too_many_firings(unit, allowed)
+        if self.hook_firings == 0:
+            checks.refuse_reentrant(self._attachment.model)
+        self.hook_firings += 1
+        if self._clip.update_now(unit):
+            self.optimizer_calls += unit.update()
+        unit.parameter.grad = None
+
+    def clip_gradients(self) -> ClipReport:
+        """Clip what the schedule names, once a step; ``step`` does it if the loop did not."""
+        if not self._clipped:
+            self.last_clip = self._clip.finish(self._clip_parameters())
+            self._clipped = True
+        return self.last_clip
+
+    def _clip_parameters(self) -> Iterator[Parameter]:
+        """Whose gradients are clipped together, in model order. The buffers of hidden momentum stay out of the norm."""
+        hidden = {id(p) for inner in self._end for p in getattr(inner.optimizer, "hidden_parameters", ())}
+        for o in self._owned:
+            if id(o.parameter) not in hidden and (o.expert is None or self.schedule.clip == "all"):
+                yield o.parameter
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Finish a step: check that every hook did its work, clip, and step what was not updated inside backward.
+
+        Raises:
+            RuntimeError: a hook did not fire or is gone, a parameter was replaced, a gradient bypassed its hook.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        first = self.steps == 0
+        if first:
+            self._attachment.check_cover()
+        else:
+            self._attachment.check()
+        self._check_hooks()
+        checks.check_hooks_worked(self._hooked)
+        self.clip_gradients()
+        with_grad = {id(o.parameter) for o in self._owned if o.parameter.grad is not None} if first else set()
+        for inner in self._end:
+            inner.step()
+            self.optimizer_calls += 1
+        if first:
+            checks.check_all_stepped(self._hooked, self._end, with_grad)
+        self.steps += 1
+        self.abandon_step()
+        return loss
+
+    def abandon_step(self) -> None:
+        """Forget the hook firings of an unfinished step, after an exception inside forward or backward."""
+        self._clipped = False
+        for unit in self._hooked:
+            unit.firings = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients; an inner optimizer with a ``zero_grad`` of its own (hidden momentum) decides for its own."""
+        for unit in self._hooked:
+            unit.parameter.grad = None
+        for inner in self._end:
+            if type(inner.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+                inner.optimizer.zero_grad(set_to_none=set_to_none)
+                continue
+            for _, parameter in inner.named:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.detach_().zero_()
+
+    # ---- checks -------------------------------------------------------------------------------------------------
+
+    def check_attached(self) -> None:
+        """Raise RuntimeError, naming the parameter, unless every trainable one is owned and every hook is in place."""
+        self._attachment.check_cover()
+        self._check_hooks()
+
+    def _check_hooks(self) -> None:
+        for unit, handle in zip(self._hooked, self._handles):
+            hook = (unit.parameter._post_accumulate_grad_hooks or {}).get(handle.id)
+            if getattr(hook, "func", None) is not _fire or hook.args[0]() is not self:
+                raise RuntimeError(
+                    f"{unit.name}: its in-backward hook is gone (deepcopy and detach() drop hooks): build the "
+                    "optimizer on the model that is trained"
+                )
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Read by ``GradScaler.step``: scaled gradients would already have been applied inside backward."""
+        if self._hooked:
+            raise UserError(
+                f"GradScaler (fp16) with {self.schedule.name}: updates inside backward see gradients that are not "
+                "unscaled yet; train in bf16 or use a standard_* method"
+            )
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UserError("ScheduledOptimizer cannot be copied or pickled: build a new one and use load_state_dict()")
+
+    # ---- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """State keyed by parameter name, the same for every method (format: ``methods/state.py``)."""
+        by_name = states.named_states(self._hooked, self._end)
+        return {
+            "format": states.FORMAT,
+            "optimizer": type(self._inners[0].optimizer).__name__,
+            "steps": self.steps,
+            "state": {o.name: by_name[o.name] for o in self._owned},
+            "param_groups": states.dump_groups(self.param_groups, self._names),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state saved under any method; nothing is changed unless all of it fits.
+
+        Raises:
+            UserError: missing or unknown parameter names, shapes or groups that differ, another optimizer's state.
+        """
+        states.check_format(state_dict, type(self._inners[0].optimizer).__name__)
+        states.check_names(state_dict, {o.name: tuple(o.parameter.shape) for o in self._owned})
+        states.check_groups(state_dict, states.dump_groups(self.param_groups, self._names))
+        states.restore(self._hooked, self._end, state_dict["state"])
+        for outer, saved in zip(self.param_groups, state_dict["param_groups"]):
+            outer.update({k: v for k, v in saved.items() if k not in EXECUTION_KEYS | {"name", "shapes"}})
+        self.steps = state_dict["steps"]
+        self.abandon_step()
+
+    @property
+    def state(self) -> dict[Parameter, dict[str, Any]]:
+        """The inner optimizers' states by parameter, gathered on each access."""
+        if not getattr(self, "_ready", False):
+            return {}
+        by_name = states.named_states(self._hooked, self._end)
+        return {o.parameter: by_name[o.name] for o in self._owned if by_name[o.name]}
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """Ignored: the base class assigns an empty mapping; the states live in the inner optimizers."""
+
+    def optimizer_state_bytes(self) -> int:
+        """Bytes of all tensors that the inner optimizers hold (the local part of sharded ones)."""
+        seen: set[int] = set()
+        return sum(states.state_bytes(dict(inner.optimizer.state), seen) for inner in self._inners)
+
+    # ---- description --------------------------------------------------------------------------------------------
+
+    def describe(self) -> list[str]:
+        """One line a group: what it owns, with which optimizer, when it is updated; one more for what is frozen."""
+        hooked = {id(u.parameter): u for u in self._hooked}
+        lines = []
+        for group in self.param_groups:
+            calls = sum(len(hooked[id(p)].inners) for p in group["params"] if id(p) in hooked)
+            when = f"inside backward in {calls} optimizer calls" if calls else "at the end of the step"
+            count = sum(p.numel() for p in group["params"])
+            what = f"{len(group['params'])} tensors, {count:,} parameters, {self.optimizer_label()}"
+            lines.append(f"{group['name']}: {what}, lr {group['lr']}, updated {when}")
+        if frozen := [name for name, _ in self._attachment.frozen]:
+            lines.append(f"frozen: {len(frozen)} tensors skipped, first {frozen[0]}")
+        return lines
+
+    def optimizer_label(self) -> str:
+        """The inner optimizers' class and kernel, such as ``torch.optim.AdamW(fused)``."""
+        optimizer = self._inners[0].optimizer
+        module = type(optimizer).__module__
+        module = "torch.optim" if module.startswith("torch.optim") else module.split(".")[0]
+        kernel = next((k for k in ("fused", "foreach") if optimizer.param_groups[0].get(k)), None)
+        return f"{module}.{type(optimizer).__name__}" + (f"({kernel})" if kernel else "")

@@ -1,0 +1,185 @@
+"""Build and run any transformers MoE at full size on fake tensors: exact shapes and allocations, no weights, no GPU.
+
+Inside :func:`fake_environment` the real model classes run under ``FakeTensorMode`` on device "cpu" (a CPU wheel aborts on
+fake "cuda" tensors; on a GPU machine the bytes are the same). Where transformers looks at tensor values or at the
+mode itself and would then build something that a CUDA run does not build, the question is answered as the CUDA run
+would answer it; each such place is a patch below with its reason.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
+
+from sonar_repro.errors import UserError
+from sonar_repro.models.experts import decorated_expert_modules, find_expert_tensors, module_list_experts
+
+#: Expert implementations that run on fake tensors; the footprints stand in for libraries that need a GPU.
+FAKE_IMPLEMENTATIONS = {
+    "grouped_mm": "grouped_mm",
+    "batched_mm": "batched_mm",
+    "sonicmoe": "sonicmoe_footprint",
+    "scattermoe": "scattermoe_footprint",
+}
+
+
+class FakeEnvironment:
+    """What :func:`fake_environment` yields: builds models and batches of fake tensors in the active mode."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self._padded = False
+
+    def build(
+        self, config: Any, *, dtype: torch.dtype = torch.bfloat16, experts: str = "grouped_mm", attention: str = "sdpa"
+    ) -> nn.Module:
+        """The causal LM of ``config`` in train mode, its parameters and buffers fake.
+
+        The model is first built on the meta device (which every model class can do, at once, whatever its constructor
+        casts), then each meta tensor is replaced by a fake one; tied parameters stay tied.
+
+        Args:
+            config: a transformers config.
+            dtype: of the parameters; families that keep some in float32 keep them.
+            experts: a backend's name (:data:`FAKE_IMPLEMENTATIONS`).
+            attention: transformers' attention implementation.
+
+        Raises:
+            UserError: no batched experts, an expert backend or dtype that the fake path cannot take.
+        """
+        from transformers import AutoModelForCausalLM
+
+        implementation = _fake_implementation(experts)
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise UserError(f"scale.dtype={str(dtype).removeprefix('torch.')}: a forecast takes bfloat16, float16 or float32")
+        try:
+            with unset_fake_temporarily(), torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, experts_implementation=implementation, attn_implementation=attention
+                )
+        except ValueError as error:
+            if "Unrecognized configuration class" in str(error):
+                raise UserError(f"model_type={config.model_type}: no causal LM class in transformers") from error
+            raise
+        _check_experts(model, config, experts)
+        self._to_fake(model)
+        model.train()
+        model.register_forward_pre_hook(self._note_padding, with_kwargs=True)
+        return model
+
+    def batch(self, batch_size: int, length: int, *, padded: bool = False) -> dict[str, torch.Tensor]:
+        """A batch of fake int64 ``[batch_size, length]`` tensors: input_ids, attention_mask, labels.
+
+        ``padded`` says whether any position is padding: it decides, as on CUDA, between a causal flag (flash attention)
+        and a mask tensor (memory-efficient attention).
+        """
+        if batch_size < 1 or length < 1:
+            raise UserError(f"forecast batch {batch_size} x {length}: both must be at least 1")
+        with self.mode:
+            names = ("input_ids", "attention_mask", "labels")
+            batch = {name: torch.empty(batch_size, length, dtype=torch.long) for name in names}
+        batch["attention_mask"].has_padding = padded
+        return batch
+
+    def _note_padding(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._padded = bool(getattr(kwargs.get("attention_mask"), "has_padding", False))
+
+    def _to_fake(self, model: nn.Module) -> None:
+        replaced: dict[int, torch.Tensor] = {}
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in replaced:
+                new = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+                if isinstance(tensor, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+                    new.__dict__.update(tensor.__dict__)
+                replaced[id(tensor)] = new
+            return replaced[id(tensor)]
+
+        # Buffers that a constructor computed under the meta device, and plain tensor attributes, are meta as well.
+        with self.mode:
+            for module in model.modules():
+                for store in (module._parameters, module._buffers, module.__dict__):
+                    for name, value in list(store.items()):
+                        if isinstance(value, torch.Tensor) and value.is_meta:
+                            store[name] = fake(value)
+
+
+@contextmanager
+def fake_environment() -> Iterator[FakeEnvironment]:
+    """Run the body on fake tensors; what reads tensor values ends as one line that names the way out.
+
+    Raises:
+        UserError: an operator whose result depends on values (``eager`` experts loop over the experts that were hit).
+    """
+    with ExitStack() as stack:
+        mode = FakeTensorMode()
+        environment = FakeEnvironment(mode)
+        for patch in _patches(environment):
+            stack.enter_context(patch)
+        stack.enter_context(mode)
+        try:
+            yield environment
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise UserError(
+                f"forecast: {error.func} reads tensor values, which fake tensors do not have; use backend=grouped_mm"
+                " and a model class whose forward does not branch on values"
+            ) from error
+        except UnsupportedOperatorException as error:
+            raise UserError(f"forecast: operator {error.func} has no fake kernel; use backend=grouped_mm") from error
+
+
+def _fake_implementation(experts: str) -> str:
+    if experts == "eager":
+        raise UserError("backend=eager: loops over the experts that were hit, which fake tensors cannot tell; use backend=grouped_mm")
+    if experts not in FAKE_IMPLEMENTATIONS:
+        raise UserError(f"backend={experts}: no forecast for it; choose one of {', '.join(FAKE_IMPLEMENTATIONS)}")
+    implementation = FAKE_IMPLEMENTATIONS[experts]
+    if implementation.endswith("_footprint"):
+        from sonar_repro.backends import footprints
+
+        footprints.register()
+    return implementation
+
+
+def _check_experts(model: nn.Module, config: Any, experts: str) -> None:
+    name = type(model).__name__
+    if not find_expert_tensors(model, include_frozen=True):
+        lists = module_list_experts(model)
+        why = f"its experts are one module each ({lists[0]})" if lists else "it has no experts"
+        raise UserError(f"model_type={config.model_type}: {name} has no batched expert tensors: {why}")
+    if not decorated_expert_modules(model) and experts != "grouped_mm":
+        raise UserError(
+            f"backend={experts}: {name} does not use transformers' expert interface and would ignore it;"
+            " use backend=grouped_mm for its own expert code"
+        )
+
+
+def _patches(environment: FakeEnvironment) -> Iterator[Any]:
+    import transformers.masking_utils as masking
+
+    # Fake tensors count as tracing, and under tracing the causal mask is always built. A real run first asks whether
+    # anything is padded and hands SDPA a flag instead of a mask if nothing is.
+    yield mock.patch.object(masking, "is_tracing", lambda tensor=None: False)
+    # Positions are consecutive in every batch of ours: nothing is packed, and a real run finds that out by value.
+    yield mock.patch.object(masking, "find_packed_sequence_indices", lambda position_ids: None)
+    if hasattr(masking, "fast_all"):
+        yield mock.patch.object(masking, "fast_all", lambda mask: not environment._padded)
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        import bitsandbytes.functional as bnb
+
+        # The 8-bit optimizers fill their quantisation maps from values: 256 fp32 entries, whatever they are.
+        yield mock.patch.object(bnb, "create_dynamic_map", lambda *args, **kwargs: torch.empty(256, dtype=torch.float32))

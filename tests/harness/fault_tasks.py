@@ -1,0 +1,61 @@
+"""Tasks that end badly on purpose; the runner is given them as ``task.name=fault_tasks:NAME``."""
+
+import os
+import signal
+import sys
+import time
+
+
+def ok(config, report):
+    report.phase("work")
+    report.section("loss", {"train": [1.0, float("nan")], "heldout": float("inf")})
+    print("a line for the log")
+
+
+def raises(config, report):
+    report.phase("work")
+    report.section("model", {"name": "known before the fault"})
+    raise RuntimeError("boom\nsecond line")
+
+
+def out_of_memory(config, report):
+    report.step(7, 10, loss=1.0)
+    raise MemoryError("asked for too much")
+
+
+def user_error(config, report):
+    from sonar_repro.errors import UserError
+
+    raise UserError("data.path=x: is not there; give another")
+
+
+def unsupported(config, report):
+    from sonar_repro.errors import Unsupported
+
+    raise Unsupported("backend=x: cannot run here")
+
+
+def killed(config, report):
+    report.phase("deep inside")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits(config, report):
+    sys.stdout.flush()
+    os._exit(3)
+
+
+def stalls(config, report):
+    report.phase("waiting")
+    time.sleep(600)
+
+
+def sleeps(config, report):
+    report.phase("sleeping")
+    (report.arm_dir / "child.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def counts_runs(config, report):
+    with open(report.arm_dir / "runs.txt", "a") as file:
+        file.write("ran\n")
