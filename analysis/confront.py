@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .axes import command, display
@@ -151,3 +151,34 @@ def median(values: list[float]) -> float:
     ordered = sorted(abs(v) for v in values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def coverage(name: str, origins: list[Collection]) -> list[Pair]:
+    """Every printed number of a paper once: measured at paper scale, else forecast, else why there is neither."""
+    by_scale = [{(p.source, p.what, p.metric): p for p in rows(name, s, origins)} for s in ("paper", "forecast")]
+    out = []
+    for row in paper(name).rows:
+        for key in row.values:
+            where = (row.source, _what(row.axes, row.stated), key)
+            found = [pairs[where] for pairs in by_scale if where in pairs]
+            best = next((p for p in found if p.ours is not None), None)
+            if best is None and found:  # the cheapest way to a value comes first: a forecast needs no GPU
+                reasons = "; ".join(dict.fromkeys(p.reason for p in reversed(found) if p.reason))
+                best = replace(found[-1], reason=reasons)
+            if best is not None:
+                out.append(best)
+    return out
+
+
+def covered_statements(name: str, origins: list[Collection]) -> list[tuple[Statement, float | None, str | None]]:
+    """Every printed relation with our value and its origin, measured before forecast."""
+    out = []
+    for s in paper(name).statements:
+        if s.metric not in METRICS:
+            continue
+        value, origin = None, None
+        for scale in metric(s.metric).comparable[::-1]:  # paper before forecast
+            if value is None:
+                value, origin, _ = statement_value(s, scale, origins)
+        out.append((s, value, origin))
+    return out

@@ -162,7 +162,8 @@ _LOSS: dict[str, Any] = {
     "difference": "absolute",
 }
 _TIME: dict[str, Any] = {"same_device": True, "direction": "lower", "unit": "ms", "decimals": 1}
-_REAL: dict[str, Any] = {"scales": ("smoke", "paper"), "comparable": ("paper",)}
+_REAL: dict[str, Any] = {"scales": ("smoke", "paper"), "comparable": ("paper",), "difference": "absolute"}
+_SHARE: dict[str, Any] = {"unit": "%", "direction": "none", "decimals": 1, "needs_weights": True, **_REAL}
 _COUNT: dict[str, Any] = {
     "unit": "",
     "direction": "none",
@@ -170,6 +171,7 @@ _COUNT: dict[str, Any] = {
     "comparable": ("forecast", "paper"),
     "difference": "absolute",
 }
+_COMPARED: dict[str, Any] = {**_COUNT, **_REAL}
 
 _ALL = [
     Metric("peak_allocated_gb", "Peak alloc.", "GB", "lower", _peak("allocated")),
@@ -217,32 +219,12 @@ _ALL = [
     Metric(
         "expert_parameters", "Expert parameters", extract=_at("model.expert_parameters", source="computed"), **_COUNT
     ),
-    Metric(
-        "expert_changed_pct",
-        "Expert weights changed",
-        "%",
-        "none",
-        _share("weights.expert"),
-        decimals=1,
-        **_REAL,
-        difference="absolute",
-    ),
-    Metric(
-        "other_changed_pct",
-        "Other weights changed",
-        "%",
-        "none",
-        _share("weights.other"),
-        decimals=1,
-        **_REAL,
-        difference="absolute",
-    ),
-    Metric(
-        "expert_differ", "Expert weights that differ", extract=_at("comparison.expert.differ"), **{**_COUNT, **_REAL}
-    ),
-    Metric("other_differ", "Other weights that differ", extract=_at("comparison.other.differ"), **{**_COUNT, **_REAL}),
-    Metric("expert_total", "of", extract=_at("comparison.expert.total"), **{**_COUNT, **_REAL}),
-    Metric("other_total", "of", extract=_at("comparison.other.total"), **{**_COUNT, **_REAL}),
+    Metric("expert_changed_pct", "Expert weights changed", extract=_share("weights.expert"), **_SHARE),
+    Metric("other_changed_pct", "Other weights changed", extract=_share("weights.other"), **_SHARE),
+    Metric("expert_differ", "Expert weights that differ", extract=_at("comparison.expert.differ"), **_COMPARED),
+    Metric("other_differ", "Other weights that differ", extract=_at("comparison.other.differ"), **_COMPARED),
+    Metric("expert_total", "of", extract=_at("comparison.expert.total"), **_COMPARED),
+    Metric("other_total", "of", extract=_at("comparison.other.total"), **_COMPARED),
     Metric("arc_challenge", "ARC-C acc_norm", "", "higher", _downstream("arc_challenge"), decimals=3, **_LOSS),
     Metric("hellaswag", "HellaSwag acc_norm", "", "higher", _downstream("hellaswag"), decimals=3, **_LOSS),
     Metric("mmlu", "MMLU acc", "", "higher", _downstream("mmlu"), decimals=3, **_LOSS),

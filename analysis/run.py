@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sonar_repro.errors import UserError
 
-from .axes import SCALES
+from .axes import SCALES, command
 from .collection import Collection, collections
 from .records import load
 from .tables import TABLES, table
@@ -15,6 +16,9 @@ from .tables.build import build
 from .tables.render import write
 from .tables.spec import Custom, Table, TableSpec
 from .tables.terminal import terminal
+
+if TYPE_CHECKING:  # matplotlib is loaded only where something is drawn
+    from .figures import FigureSpec
 
 
 def writable(out: Path) -> Path:
@@ -63,4 +67,62 @@ def write_tables(runs: Path, out: Path, *, name: str | None, scale: str | None, 
         print(f"no records under {runs}; make some: python -m sonar_repro +experiment=table1", file=sys.stderr)
     elif not show:
         print(f"{len(made)} tables in {out}")
+    return 2 if refused else 0
+
+
+def figure_scales(spec: FigureSpec, origins: list[Collection], scale: str | None) -> list[str]:
+    """Scales at which a figure may be drawn."""
+    recorded = {s for o in origins for s in o.scales(spec.reads())}
+    return [s for s in spec.scales if (s == scale if scale else s in recorded)]
+
+
+def figure_jobs(
+    origins: list[Collection], name: str | None = None, scale: str | None = None
+) -> list[tuple[FigureSpec, str]]:
+    """Every figure asked for and the scales at which there are records for it."""
+    from .figures import FIGURES, figure
+
+    if scale is not None and scale not in SCALES:
+        raise UserError(f"--scale {scale}: unknown; choose {', '.join(SCALES)}")
+    specs = [figure(name)] if name else list(FIGURES.values())
+    return [(spec, s) for spec in specs for s in figure_scales(spec, origins, scale)]
+
+
+def write_figures(runs: Path, out: Path, *, name: str | None, scale: str | None) -> int:
+    """The ``figures`` command: ``<name>_<scale>.pdf`` and ``.png``, and the command of what cannot be drawn yet."""
+    from .figures import FIGURES
+    from .figures.render import render_all
+
+    origins = collections(load(runs))
+    rendered = render_all(figure_jobs(origins, name, scale), origins, ("png", "pdf"))
+    writable(out)
+    for r in rendered:
+        for kind, content in r.files.items():
+            (out / f"{r.name}_{r.scale}.{kind}").write_bytes(content)
+        if r.missing:
+            spec = FIGURES[r.name]
+            print(
+                f"{spec.title} [{r.scale}]: arms are missing; {command(spec.experiment, r.scale, [])[0]}",
+                file=sys.stderr,
+            )
+    count = sum(bool(r.files) for r in rendered)
+    print(f"{count} figures in {out}" if count else f"no figure can be drawn from {runs}")
+    return 0
+
+
+def write_report(runs: Path, out: Path) -> int:
+    """The ``report`` command: ``report.html``. Exit code 2 if a comparison was refused (the page says which)."""
+    from .figures.render import render_all
+    from .report import page
+
+    loaded = load(runs)
+    origins = collections(loaded)
+    tables = build_tables(origins)
+    text = page(loaded, origins, tables, render_all(figure_jobs(origins), origins, ("svg",)))
+    path = writable(out) / "report.html"
+    path.write_text(text, encoding="utf-8")
+    print(path)
+    refused = [t.refused for t in tables if t.refused]
+    for line in refused:
+        print(f"error: {line}", file=sys.stderr)
     return 2 if refused else 0

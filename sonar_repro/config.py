@@ -1,7 +1,8 @@
 """Typed configuration: one dataclass a Hydra group, cross-field checks, arm ids and fingerprints. Imports no torch.
 
 The root schema is registered in Hydra's ConfigStore as ``base_config``, so an unknown key or a wrong type is an error
-of composition. :func:`resolve` turns a composed config into a :class:`Config` and checks what one field alone cannot know.
+of composition. :func:`resolve` turns a composed config into a :class:`Config` and checks what one field
+alone cannot know.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .errors import UserError
 
 @dataclass
 class ScaleConfig:
-    """How large an arm is: lengths, data sizes, dtype, and where it runs (DESIGN: smoke | forecast | paper)."""
+    """How large an arm is: lengths, data sizes, dtype, and where it runs (smoke | forecast | paper)."""
 
     name: str = "smoke"
     steps: int = 10
@@ -67,7 +68,7 @@ class BackendConfig:
 
 @dataclass
 class MethodConfig:
-    """When each parameter is updated and what is clipped: three knobs (DESIGN, "The six methods are three knobs")."""
+    """When each parameter is updated and what is clipped: three knobs make the six methods."""
 
     name: str = "sonar"
     in_backward: str = "experts"  # none | experts | all

@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A mistake in the input. Its text is one line: the thing, the value, the way out. It ends a command with exit code 2."""
+    """A mistake in the input. One line: the thing, the value, the way out. It ends a command with exit code 2."""
 
 
 class Unsupported(RuntimeError):

@@ -49,7 +49,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Driver, power limit (W), clocks (MHz) and memory in use of the first visible card, by nvidia-smi; {} without it."""
+    """Driver, power limit (W), clocks (MHz), memory in use of the first visible card, by nvidia-smi; {} without."""
     fields = "driver_version,power.limit,clocks.sm,clocks.max.sm,memory.used"
     try:
         out = subprocess.run(

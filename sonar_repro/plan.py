@@ -119,7 +119,7 @@ class Command:
         Console(width=width).print(table)
 
     def exit_code(self) -> int:
-        """0: no arm failed (oom and unsupported are results); 1: one did, or none could run; 2: only the command was wrong."""
+        """0: no arm failed (oom, unsupported are results); 1: one did, or none could run; 2: the command was wrong."""
         bad = [r for r in self.results if r["status"] in ("failed", "crashed")]
         mistakes = [r for r in bad if (r["error"] or {}).get("user_error")]
         for message in dict.fromkeys(r["error"]["message"] for r in mistakes):

@@ -1,8 +1,8 @@
 """The record: one strict-JSON file an arm, versioned, written atomically. Imports no torch, so analysis can use it.
 
 Schema 1.x, by key: ``schema_version``, ``arm_id``, ``arm`` (every axis by name), ``config`` (resolved),
-``fingerprint``, ``status`` (ok | oom | failed | crashed | unsupported), ``error`` (type, message, phase, traceback), ``environment``,
-``data``, ``model``, ``counts``, ``memory``, ``time``, ``loss``, ``grad_norm``, ``weights``, ``timeline``, ``notes``.
+``fingerprint``, ``status`` (ok | oom | failed | crashed | unsupported), ``error`` (type, message, phase, traceback),
+``environment``, ``data``, ``model``, ``counts``, ``memory``, ``time``, ``loss``, ``grad_norm``, ``weights``, ``timeline``, ``notes``.
 Bytes are integers, times seconds; a value that was not measured is null with a ``*_reason`` or ``reason`` beside it.
 """
 

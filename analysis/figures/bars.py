@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ..axes import display
 from ..collection import Arm, Collection
 from ..metrics import metric
-from ..published import paper
 from ..tables.sonar import FIGURE3
 from . import style
 from .base import Drawn, FigureSpec
@@ -30,7 +29,7 @@ SHORT = {
 
 def _bars(axes, arms: list[tuple[str, Arm]], model: str, scale: str) -> None:
     longest = max(sum(a.value(k).mean or 0 for k in NAMES) for _, a in arms)
-    for y, (method, arm) in enumerate(arms):
+    for y, (_, arm) in enumerate(arms):
         left = 0.0
         for kind, name in NAMES.items():
             value = arm.value(kind).mean or 0.0
@@ -48,21 +47,6 @@ def _bars(axes, arms: list[tuple[str, Arm]], model: str, scale: str) -> None:
                 axes.text(left + value / 2, y, f"{value:.1f}", ha="center", va="center", fontsize=7.5)
             left += value
         axes.text(left + 0.015 * longest, y, f"{left:.1f}", ha="left", va="center", fontsize=7.5, fontweight="bold")
-        row = paper("sonar").find("Figure 3", {"model": model, "method": method}) if scale != "smoke" else None
-        for kind, printed in (
-            row.values if row else {}
-        ).items():  # printed values as hollow diamonds at their segment's end
-            if kind in NAMES:
-                before = sum(arm.value(k).mean or 0 for k in list(NAMES)[: list(NAMES).index(kind)])
-                axes.plot(
-                    before + printed,
-                    y + 0.42,
-                    marker="v",
-                    color="black",
-                    markersize=4,
-                    linestyle="none",
-                    label="End of the segment as printed",
-                )
     axes.set_yticks(range(len(arms)), [SHORT.get(m, m) for m, _ in arms])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.16 * longest)

@@ -99,7 +99,8 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     style.outside_legend(figure, memory, 3 if has_time else 2)
     sources = {a.value("peak_allocated_gb").source for a in arms.values()}
     kind = "forecast" if "forecast" in sources else "measured"
-    caption = f"Step time and memory saving against batch size, {display('model', 'olmoe', scale)}; {kind}; allocated unless said."
+    model = display("model", "olmoe", scale)
+    caption = f"Step time and memory saving against batch size, {model}; {kind}; allocated unless said."
     return Drawn(figure, caption, origin.label, missing=len(arms) < len(FIGURE4.rows(scale)))
 
 

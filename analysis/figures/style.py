@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -66,30 +64,18 @@ RC = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,  # real text in the PDF
-    "svg.fonttype": "none",
+    "svg.fonttype": "path",  # looks the same wherever it is opened
 }
 
 
 def new(
     columns: int = 1, height: float = 2.8, width: float = WIDTH, rows: int = 1, **kwargs
 ) -> tuple[Figure, list[Axes]]:
-    """A figure in the house style with its axes as a flat list."""
-    with matplotlib.rc_context(RC):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
+    """A figure with its axes as a flat list; the style is set by :func:`analysis.figures.render.draw`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
     return figure, list(axes.flat)
-
-
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem`` as PDF and PNG without dates in them, so that equal input gives equal files."""
-    paths = []
-    with matplotlib.rc_context(RC):
-        for suffix, metadata in ((".pdf", {"CreationDate": None, "ModDate": None}), (".png", {"Software": None})):
-            path = stem.with_name(stem.name + suffix)
-            figure.savefig(path, metadata=metadata)
-            paths.append(path)
-    return paths
 
 
 def outside_legend(figure: Figure, axes: Axes, columns: int, **kwargs) -> None:

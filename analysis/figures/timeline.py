@@ -123,7 +123,7 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
             break
     if not found:
         return Drawn(None, missing=True)
-    figure, panels = style.new(len(found), 3.3, sharey=True)
+    figure, panels = style.new(len(found), 3.4, sharey=True)
     top = max(t.live.sum(axis=0).max() for t in found.values())
     unit, name = (GB, "GB") if top >= 1e9 else (1e6, "MB")
     for axes, (method, timeline) in zip(panels, found.items()):
@@ -132,9 +132,10 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
         axes.set_ylim(0, 1.18 * top / unit)
         _name_marks(axes, timeline)
     panels[0].set_ylabel(f"Live memory ({name})")
-    style.outside_legend(figure, panels[0], 6)
+    style.outside_legend(figure, panels[0], 3)
     source = "forecast" if record.get("memory.source") == "forecast" else "measured"
-    caption = f"Memory over one training step by owner, {display('model', record.arm.get('model'), scale)}; {source}; 1 GB = 1e9 bytes."
+    model = display("model", record.arm.get("model"), scale)
+    caption = f"Memory over one training step by owner, {model}; {source}; 1 GB = 1e9 bytes."
     return Drawn(figure, caption, label, missing=len(found) < len(METHODS))
 
 

@@ -104,7 +104,8 @@ def _savings(table: Table, scale: str, origins: list[Collection]) -> None:
         error = None if value is None else value - s.value
         errors += [error] if error is not None and s.metric == PEAKS[0] else []
         kind = "reserved" if s.metric == PEAKS[1] else "allocated"
-        what = f"{display('model', s.arm['model'])}, {setup({k: v for k, v in s.arm.items() if k != 'method'}) or 'batch 2'}, {kind}"
+        varied = setup({k: v for k, v in s.arm.items() if k != "method"}) or "batch 2"
+        what = f"{display('model', s.arm['model'])}, {varied}, {kind}"
         ours = Cell(fmt.fixed(value, 2)) if value is not None else Cell("missing", kind="status")
         printed = [Cell(fmt.fixed(s.value, 1), kind="published"), Cell(fmt.signed(error, 2), kind="error")]
         block.rows.append([Cell(s.source, kind="label"), Cell(what, kind="label"), ours, *printed])

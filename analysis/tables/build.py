@@ -176,8 +176,8 @@ class Builder:
                 if c.metric == "peak_reserved_gb" and not c.status and ours and there:
                     errors.append(abs(ours - there) / there)
         self.table.notes.append(
-            f"Borderline: the reserved peak without a cap lies within {100 * max(errors):.1f}% of the cap, the largest error"
-            " of this table's reserved forecasts or 2%, whichever is more."
+            f"Borderline: the reserved peak without a cap lies within {100 * max(errors):.1f}% of the cap, the largest"
+            " error of this table's reserved forecasts or 2%, whichever is more."
         )
         return max(errors)
 

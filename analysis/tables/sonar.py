@@ -19,7 +19,8 @@ G, N, ALL, SONAR, PER_EXPERT = (
     "sonar_per_expert",
 )
 BOUND_NOTE = (
-    "Bound: −f(1−1/L)/4, the most that freeing expert gradients can save when weights, gradients and two moments share a"
+    "Bound: −f(1−1/L)/4, the most that freeing expert gradients can save when weights, gradients and two"
+    " moments share a"
     " dtype and gradients set the peak (f: expert share of the parameters, L: layers)."
 )
 METHOD = ("method", "Method")
@@ -102,7 +103,8 @@ TABLE3 = TableSpec(
     baseline={"method": SONAR},
     names={"method": {SONAR: "batched", PER_EXPERT: "per-expert"}},
     notes=(
-        "Calls are optimizer calls on expert tensors in a step (2L batched, 2EL per expert); Δ is against batched hooks.",
+        "Calls are optimizer calls on expert tensors in a step (2L batched, 2EL per expert); Δ is against"
+        " batched hooks.",
     ),
     remarks=remarks.cost_per_call,
 )
@@ -127,7 +129,8 @@ TABLE4 = TableSpec(
     names={"comparison": COMPARISONS},
     extras=False,
     notes=(
-        "The paper's few differing other weights are its run-to-run noise; under deterministic algorithms ours are exact.",
+        "The paper's few differing other weights are its run-to-run noise; under deterministic algorithms"
+        " ours are exact.",
     ),
 )
 
@@ -141,7 +144,8 @@ TABLE5 = TableSpec(
     columns=(Column("expert_changed_pct"), Column("other_changed_pct")),
     scales=("smoke", "paper"),
     notes=(
-        "The share depends on the learning rate and the number of steps: at smoke scale it says only that all methods agree.",
+        "The share depends on the learning rate and the number of steps: at smoke scale it says only that all"
+        " methods agree.",
     ),
 )
 
@@ -174,7 +178,8 @@ TABLE6 = TableSpec(
     baseline={"method": G, "optimizer": "adamw", "checkpointing": False},
     names={"checkpointing": {True: "yes", False: "no"}},
     notes=(
-        "Δ is against standard training with AdamW and no gradient checkpointing (GC). The paper leaves some setups out.",
+        "Δ is against standard training with AdamW and no gradient checkpointing (GC). The paper leaves some"
+        " setups out.",
     ),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from sonar_repro.data import instructions, sources, text
@@ -27,7 +29,8 @@ def load_corpus(
         UserError: bad rows (file and line), data that is missing or too small, a tokenizer without an end token.
     """
     spec = DataSpec.of(data_cfg)
-    length = spec.max_length if max_length is None else max_length
+    if max_length is not None:
+        spec = DataSpec.of(replace(spec, max_length=max_length))
     if tokenizer is None:
         from sonar_repro.data.tokenizer import load_tokenizer
 
@@ -38,7 +41,12 @@ def load_corpus(
             f"tokenizer {name}: has no end token (eos_token), which responses and documents are closed with"
         )
     build = _instructions if spec.kind == "instructions" else _text
-    train, heldout, counts = build(spec, tokenizer, length, seed)
+    train, heldout, counts = build(spec, tokenizer, seed)
+    if not len(train):
+        raise UserError(
+            f"data.max_length={spec.max_length}: no training example of {spec.train_examples} keeps a supervised "
+            "token: raise data.max_length"
+        )
     pad = tokenizer.pad_token_id
     return Corpus(
         name=spec.name,
@@ -50,7 +58,7 @@ def load_corpus(
         pad_id=tokenizer.eos_token_id if pad is None else pad,
         eos_id=tokenizer.eos_token_id,
         vocab_size=len(tokenizer),
-        max_length=length,
+        max_length=spec.max_length,
         source=_provenance(spec),
     )
 
@@ -64,21 +72,25 @@ def _provenance(spec: DataSpec) -> dict[str, Any]:
     return facts
 
 
-def _instructions(spec: DataSpec, tokenizer: Any, length: int, seed: int | None):
+def _instructions(spec: DataSpec, tokenizer: Any, seed: int | None):
     rows = sources.instruction_rows(spec)
     train_indices, heldout_indices = instructions.choose(spec, len(rows))
     train_indices = instructions.reorder(train_indices, spec, seed)
-    train, train_counts = instructions.encode_rows(rows, train_indices, tokenizer, length)
-    heldout, heldout_counts = instructions.encode_rows(rows, heldout_indices, tokenizer, length)
+    train, train_counts = instructions.encode_rows(rows, train_indices, tokenizer, spec.max_length)
+    heldout, heldout_counts = instructions.encode_rows(rows, heldout_indices, tokenizer, spec.max_length)
     return train, heldout, {"train": train_counts, "heldout": heldout_counts}
 
 
-def _text(spec: DataSpec, tokenizer: Any, length: int, seed: int | None):
+def _text(spec: DataSpec, tokenizer: Any, seed: int | None):
+    length = spec.max_length
     order_seed = None if seed is None or seed == spec.seed else seed
     if spec.source == "hub":
         open_documents = sources.stream_documents(spec)
-        heldout, used = text.take_heldout(open_documents(), tokenizer, length, spec.heldout_count)
-        train = text.StreamedSequences(open_documents, used, tokenizer, length, spec.train_examples, order_seed)
+        documents = open_documents()
+        heldout, used = text.take_heldout(documents, tokenizer, length, spec.heldout_count)
+        train = text.StreamedSequences(
+            documents, lambda: islice(open_documents(), used, None), tokenizer, length, spec.train_examples, order_seed
+        )
     else:
         documents = sources.local_documents(spec)
         train, heldout = text.split_local(

@@ -66,10 +66,8 @@ class DataSpec:
         if isinstance(config, cls):
             config.check()
             return config
-        read = config.get if isinstance(config, Mapping) or hasattr(config, "_get_node") else None
-        names = [f.name for f in fields(cls)]
-        present = [n for n in names if (n in config if read else hasattr(config, n))]
-        spec = cls(**{n: (config[n] if read else getattr(config, n)) for n in present})
+        given = config if isinstance(config, Mapping) else vars(config)
+        spec = cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
         spec.check()
         return spec
 

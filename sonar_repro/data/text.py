@@ -63,9 +63,13 @@ def take_heldout(documents: Iterator[str], tokenizer: Any, length: int, count: i
 class StreamedSequences(Sequence[Example]):
     """The first ``count`` packed sequences of a document stream as a sequence that holds one block of 1,024.
 
-    Made for reading in order. Reading on skips forward through the stream; reading back before the current block
-    opens it anew (resume at step k re-tokenizes what came before). ``order_seed`` reorders within each block;
-    ``None`` keeps the stream's order.
+    Made for reading in order. Reading on skips forward; reading back before the current block opens the stream
+    anew (resume at step k re-tokenizes what came before it).
+
+    Args:
+        documents: the training documents, open at the first.
+        reopen: opens the same documents at the first again.
+        order_seed: reorders within each block; ``None`` keeps the stream's order.
 
     Raises:
         UserError: on reading past the stream's end.
@@ -73,17 +77,17 @@ class StreamedSequences(Sequence[Example]):
 
     def __init__(
         self,
-        open_documents: Callable[[], Iterator[str]],
-        skip: int,
+        documents: Iterator[str],
+        reopen: Callable[[], Iterator[str]],
         tokenizer: Any,
         length: int,
         count: int,
-        order_seed: int | None,
+        order_seed: int | None = None,
     ) -> None:
-        self._open, self._skip, self._tokenizer, self._length = open_documents, skip, tokenizer, length
+        self._reopen, self._tokenizer, self._length = reopen, tokenizer, length
         self._count, self._order_seed = count, order_seed
-        self._stream: Iterator[list[int]] | None = None
-        self._block, self._held = -1, []
+        self._stream = packed(documents, tokenizer, length)
+        self._block, self._held, self._order = -1, [], []
 
     def __len__(self) -> int:
         return self._count
@@ -92,19 +96,12 @@ class StreamedSequences(Sequence[Example]):
         if not 0 <= index < self._count:
             raise IndexError(index)
         block, offset = divmod(index, BLOCK)
-        self._seek(block)
-        if self._order_seed is not None:
-            offset = self._order[offset]
-        return text_example(block * BLOCK + offset, self._held[offset].tolist())
-
-    def _seek(self, block: int) -> None:
-        if block == self._block:
-            return
-        if self._stream is None or block < self._block:
-            documents = islice(self._open(), self._skip, None)
-            self._stream, self._block = packed(documents, self._tokenizer, self._length), -1
+        if block < self._block:
+            self._stream, self._block = packed(self._reopen(), self._tokenizer, self._length), -1
         while self._block < block:
             self._read_block()
+        offset = self._order[offset]
+        return text_example(block * BLOCK + offset, self._held[offset].tolist())
 
     def _read_block(self) -> None:
         import numpy
@@ -117,7 +114,7 @@ class StreamedSequences(Sequence[Example]):
             raise UserError(
                 f"data.train_examples={self._count}: the stream ended after {there} sequences of {self._length} tokens"
             )
-        self._block, self._held = block, held
+        self._block, self._held, self._order = block, held, list(range(wanted))
         if self._order_seed is not None:
             self._order = numpy.random.default_rng([self._order_seed, block]).permutation(wanted).tolist()
 

@@ -45,7 +45,7 @@ class StepTimer:
         first = window_start if first_step == 1 else first_step + window_start - 1
         seconds = self.step_s[first - first_step :]
         tokens = self.tokens[first - first_step :]
-        reason = None if seconds else f"{len(self.step_s)} steps ran, none after the warm-up: the window starts at {first}"
+        reason = None if seconds else f"{len(self.step_s)} steps ran, none in the window that starts at {first}"
         return {
             "source": "measured",
             "step_s": self.step_s,

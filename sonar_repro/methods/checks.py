@@ -59,7 +59,7 @@ def check_hooks_worked(units: Sequence[HookedTensor]) -> None:
     for unit in units:
         if unit.parameter.grad is not None:
             raise RuntimeError(
-                f"{unit.name} has a gradient that did not pass its hook (backward(inputs=...), autograd.grad and a "
+                f"{unit.name} has a gradient that did not pass its hook (autograd.grad and a "
                 "hand-set .grad do this): call loss.backward()"
             )
     if units and not any(unit.firings for unit in units):

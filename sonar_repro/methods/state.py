@@ -55,11 +55,11 @@ def merge(states: list[dict[str, Any]], parameter: Parameter, name: str) -> dict
 
 def split(state: dict[str, Any], parameter: Parameter, num_experts: int, name: str) -> list[dict[str, Any]]:
     """Cut a batched state into one a expert: the inverse of :func:`merge`."""
-    piece = slice_shape(parameter, num_experts)
+    shape = slice_shape(parameter, num_experts)
     states: list[dict[str, Any]] = [{} for _ in range(num_experts)]
     for key, value in state.items():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
-            pieces = value.reshape(num_experts, *piece).unbind(0)
+            pieces = value.reshape(num_experts, *shape).unbind(0)
         elif isinstance(value, Tensor) and key.startswith("absmax"):
             if value.numel() % num_experts or (parameter.numel() // num_experts) % 256:
                 raise UserError(
@@ -69,8 +69,8 @@ def split(state: dict[str, Any], parameter: Parameter, num_experts: int, name: s
             pieces = value.reshape(num_experts, -1).unbind(0)
         else:
             pieces = [value] * num_experts
-        for target, piece in zip(states, pieces):
-            target[key] = piece
+        for target, part in zip(states, pieces):
+            target[key] = part
     return states
 
 

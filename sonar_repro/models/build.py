@@ -143,3 +143,17 @@ def load_pretrained(
             "they would be random: give a complete checkpoint"
         )
     return loaded
+
+
+def load_tokenizer(model: ModelConfig) -> Any:
+    """The checkpoint's own tokenizer, from the hub's cache or its folder. Raises UserError when it is not there."""
+    from transformers import AutoTokenizer
+
+    source = model.path or model.hub_id
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=None if model.path else model.revision)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model={model.name}: no tokenizer for {source} ({str(error).splitlines()[0][:160]}); "
+            f"fetch it with: python -m sonar_repro task=fetch model={model.name}"
+        ) from error

@@ -1,7 +1,7 @@
 """Plain reference implementations, in any floating dtype: the definitions that the fast versions are tested against.
 
-One function an equation, whole tensors, one matrix at a time, no in-place tricks. Sources: MESH (Part "MESH", controls);
-SAGE's unscaled Sinkhorn and its vocabulary update; SinkGD's scaled form; Adafactor's factored second moment; AdamW.
+One function an equation, whole tensors, one matrix at a time, nothing in place. Sources: MESH (momentum, block
+multiplier, controls); SAGE's unscaled Sinkhorn and its vocabulary update; SinkGD's scaled form; Adafactor's factored V.
 What the papers do not print is marked "inferred" with its reason.
 """
 
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 
-def sinkhorn(g: Tensor, rounds: int = 5, eps: float = 1e-8, form: str = "sage", sane_column_norm: bool = False) -> Tensor:
+def sinkhorn(
+    g: Tensor, rounds: int = 5, eps: float = 1e-8, form: str = "sage", sane_column_norm: bool = False
+) -> Tensor:
     """SAGE's loop on one matrix ``[m, n]``: rows first, columns last, so columns of the result have norm 1.
 
-    ``form="sinkgd"`` multiplies by √n and √m (RMS 1). ``sane_column_norm`` computes the column norm as √(Σ x²), the same
-    number without torch's slow strided ``norm`` (for benchmarks). Inferred: K = 5, ε = 1e-8 are SAGE's defaults.
+    ``form="sinkgd"`` multiplies by √n and √m (RMS 1). ``sane_column_norm`` computes the column norm as √(Σ x²), the
+    same number without torch's slow strided ``norm`` (for benchmarks). Inferred: K = 5, ε = 1e-8 are SAGE's defaults.
     """
     m, n = g.shape
     to_row, to_column = (math.sqrt(n), math.sqrt(m)) if form == "sinkgd" else (1.0, 1.0)
@@ -54,8 +56,8 @@ def block_statistic(v: Tensor, source: Tensor, axis: str, beta2: float = 0.99) -
 def block_multiplier(v: Tensor, bounds: tuple[float, float] = (0.25, 4.0)) -> Tensor:
     """MESH-B: q = √(mean of V over live blocks / V), clipped, then divided by its mean; dead blocks (V = 0) get 0.
 
-    Relative before the clip, or scale invariance fails; by the RMS and not by mean(1/R), or dead blocks drag the live ones
-    down. Inferred: the bounds (not printed).
+    Relative before the clip, or scale invariance fails; by the RMS and not by mean(1/R), or nearly dead blocks drag the
+    live ones down. Inferred: the bounds (not printed).
     """
     live = v > 0
     q = torch.zeros_like(v)
@@ -102,8 +104,9 @@ def sign_direction(source: Tensor) -> Tensor:
 def factored_direction(g, row, column, step, beta2=0.99, eps=1e-30, clip=1.0):
     """Control "factored-v" (definition ours): Adafactor's factored second moment, no first moment, at RMS ≤ 1/√m.
 
-    row ``[m]`` and column ``[n]`` are EMAs of the row and column means of G² + ε, bias-corrected; V̂ = row·columnᵀ / mean(row);
-    U = G/√V̂ divided by max(1, RMS(U)/clip) (Adafactor, Algorithm 4). Returns (direction, row, column).
+    row ``[m]`` and column ``[n]`` are EMAs of the row and column means of G² + ε, bias-corrected;
+    V̂ = row·columnᵀ / mean(row); U = G/√V̂ divided by max(1, RMS(U)/clip) (Adafactor, Algorithm 4). Returns (direction,
+    row, column).
     """
     squares = g.square() + eps
     row = beta2 * row + (1 - beta2) * squares.mean(1)

@@ -5,13 +5,13 @@ also for bf16 input) one round is two products with S:
 
     r ← r / (r √(S c²) + ε),    c ← c / (c √(Sᵀ r²) + ε).
 
-Inside, rows are kept at norm √n and columns at √m (else r and c drift apart by (n/m)^(K/2)); the SAGE form's 1/√m is
-multiplied in once at the end. The plain loop is :func:`reference.sinkhorn`; this module is tested against it in float64.
+Inside, rows are kept at norm √n and columns at √m (else r and c drift apart by (n/m)^(K/2)); the SAGE form's 1/√m
+is multiplied in once at the end. The plain loop is :func:`reference.sinkhorn`, tested against in float64.
 
 Numerical rules, each with its reason:
 
-* a row or column whose squared norm is at most 1e-24 of the largest of its matrix counts as zero, direction 0: its squares
-  are lost in fp32, and rounding noise would be blown up to full length;
+* a row or column whose squared norm is at most 1e-24 of the largest of its matrix counts as zero, direction 0: its
+  squares are lost in fp32, and rounding noise would be blown up to full length;
 * a matrix of extreme scale is multiplied by an exact power of two first, and ε with it; a scaled ε above 1e15 is held
   there, so that a matrix far below ε (an expert that has been idle for hundreds of steps) is still normalised;
 * NaN is not dead: it propagates.
@@ -92,7 +92,7 @@ def _values_readable(tensor: Tensor) -> bool:
 
 
 def _prescale(squares: Squares) -> Tensor | None:
-    """Mean squares of the rows into ``row_out``; returns the power-of-two scale ``[B, 1]``, None where none is needed."""
+    """Mean squares of the rows into ``row_out``; returns the power-of-two scale ``[B, 1]``, None if none is needed."""
     mean_square = squares.mean_square_of_rows()
     if squares.like.dtype == torch.float64:
         return None
@@ -208,7 +208,7 @@ def block_mean_square(batch: MatrixBatch, sizes: Sizes | None = None) -> Tensor:
 
 
 def sinkhorn(source: Tensor, how: Normalisation | None = None, **options) -> Tensor:
-    """The direction itself, ``[..., m, n]`` in the arithmetic dtype (for tests and diagnostics; allocates the result)."""
+    """The direction itself, ``[..., m, n]`` in the arithmetic dtype (for tests and diagnostics; allocates it)."""
     matrices = source.reshape(-1, *source.shape[-2:])
     out = torch.zeros_like(matrices, dtype=arithmetic_dtype(source.dtype))
     sinkhorn_update_([MatrixBatch(out, matrices)], Descent(1.0, 0.0, -1.0), how or Normalisation(), **options)

@@ -1,6 +1,6 @@
 """What Fast Sinkhorn multiplies with: S = G∘G of a few matrices in cache, or of row blocks of a large one.
 
-Both classes offer the two products of a round, ``S c²`` and ``Sᵀ r²``, and the update of W, through one chunk-sized buffer.
+Both classes offer the two products of a round, ``S c²`` and ``Sᵀ r²``, and the update of W, through one small buffer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a config to the objects of a run: optimizer, learning-rate schedule, and what the record says about the model."""
+"""From a config to the objects of a run: optimizer, learning-rate schedule, and the facts about its model."""
 
 from __future__ import annotations
 

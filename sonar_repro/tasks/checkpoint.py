@@ -87,7 +87,7 @@ def save_model(run: Any) -> None:
     new = folder.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
     run.model.save_pretrained(new)
-    run.corpus.save_tokenizer(new)
+    run.tokenizer.save_pretrained(new)
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
     run.report.section("saved_model", "model")

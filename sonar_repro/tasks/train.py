@@ -1,4 +1,4 @@
-"""The training task: one arm from a built model to its record's sections. Smoke and paper scale; forecasts branch off."""
+"""The training task: one arm from a built model to its record. Smoke and paper scale; forecasts branch off."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from ..backends import require
 from ..backends.registry import ran_implementation
 from ..config import Config, fingerprint
-from ..data import BatchStream, DataSpec, load_corpus, sequential_batches
-from ..data.batches import Batch
+from ..data import Batch, BatchStream, DataSpec, load_corpus, sequential_batches
+from ..data import load_tokenizer as embedded_tokenizer
 from ..errors import UserError
 from ..instruments.memory import CudaMeter, TrackerMeter
 from ..instruments.timer import StepTimer
-from ..models.build import DTYPES, architecture, build_random, load_pretrained
+from ..models.build import DTYPES, architecture, build_random, load_pretrained, load_tokenizer
 from ..models.experts import find_expert_tensors
 from . import checkpoint
 from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler
@@ -53,7 +53,7 @@ class Training:
         self.device = device_of(config)
         self.experts = require(config.backend.name, self.device.type)
         report.phase("data")
-        self.corpus = load_corpus(DataSpec.of(config.data))
+        self.load_data()
         self.cap = set_memory_cap(config, self.device)
         if self.device.type == "cpu":
             report.phase("memory")
@@ -65,6 +65,15 @@ class Training:
         self.build()
         self.train(meter)
         self.finish(meter)
+
+    def load_data(self) -> None:
+        """Tokenizer and corpus: the checkpoint's tokenizer with its weights, the embedded one with random weights."""
+        config = self.config
+        if config.model.weights == "pretrained":
+            self.tokenizer = load_tokenizer(config.model)
+        else:
+            self.tokenizer = embedded_tokenizer(config.data.kind)
+        self.corpus = load_corpus(DataSpec.of(config.data), tokenizer=self.tokenizer, seed=config.seed)
 
     def make_model(self) -> Any:
         """The starting model: hub weights, or random ones from the arm's seed (the same at every call)."""
@@ -86,7 +95,7 @@ class Training:
         return model.train()
 
     def build(self) -> None:
-        config, report = self.config, self.report
+        config = self.config
         self.model = self.make_model()
         self.optimizer = make_optimizer(config, self.model)
         self.scheduler = make_scheduler(config, self.optimizer)

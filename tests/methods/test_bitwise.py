@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import HYPER, LAYERS, batches, build, differing, tiny_model, train, warm_up, weights
+from tiny_moe import HYPER, LAYERS, batches, build, differing, tiny_model, train, warm_up, weights
 
 STEPS = 5
 EXPERTS = {"olmoe": 4, "granite": 4}
@@ -13,7 +13,13 @@ def run(model_name, dtype, method, optimizer, steps=STEPS, model_options=None, *
     start = weights(model)
     scheduled = build(model, method, optimizer, **kwargs)
     norms = []
-    train(model, scheduled, batches(steps), warm_up(scheduled), after_step=lambda k: norms.append(scheduled.last_clip.norm))
+    train(
+        model,
+        scheduled,
+        batches(steps),
+        warm_up(scheduled),
+        after_step=lambda k: norms.append(scheduled.last_clip.norm),
+    )
     return start, weights(model), scheduled, norms
 
 
@@ -49,6 +55,13 @@ def test_in_backward_is_the_standard_update(model_name, dtype, optimizer):
     assert ablation.optimizer_calls == STEPS * (tensors * experts + 1)
     assert in_backward.optimizer_calls == in_backward.hook_firings == STEPS * len(start)
     assert (standard.optimizer_calls, standard.hook_firings) == (STEPS, 0)
+
+
+def test_bitwise_on_two_threads_too():
+    torch.set_num_threads(2)
+    _, baseline, _, _ = run("olmoe", torch.float32, "standard_no_expert_clip", "adamw")
+    _, sonar, _, _ = run("olmoe", torch.float32, "sonar", "adamw")
+    assert differing(baseline, sonar) == []
 
 
 @pytest.mark.parametrize("clip", ["all", "none"])

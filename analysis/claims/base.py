@@ -1,0 +1,199 @@
+"""A claim: a sentence of a paper as a predicate over records. Each holds, fails, or is not measured, with its
+figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..axes import display
+from ..collection import Arm, Collection, paired_change, same_device
+from ..metrics import metric
+from ..records import Record
+from ..tables import format as fmt
+
+HOLDS, FAILS, NOT_MEASURED = "holds", "fails", "not measured"
+
+# Which scales can show a kind of claim, best first. Smoke scale on a CPU shows neither speed nor absolute memory.
+MEMORY = ("paper", "forecast")
+SPEED = ("paper", "forecast")
+QUALITY = ("paper",)
+EXACT = ("paper", "smoke")
+COUNT = ("paper", "forecast", "smoke")
+
+
+class Missing(Exception):
+    """A number that the claim needs is not there; the text says which."""
+
+
+@dataclass
+class Verdict:
+    """What the records say. ``figures`` are the numbers; ``evidence`` names scale, source and reference set."""
+
+    status: str
+    figures: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence. ``check(look)`` returns (whether it holds, figures) or raises :class:`Missing`."""
+
+    name: str
+    paper: str
+    section: str
+    sentence: str
+    scales: tuple[str, ...]
+    check: Callable[[Look], tuple[bool, str]]
+
+
+@dataclass
+class Look:
+    """Numbers of one origin at one scale, for a check. Every number asked for is noted, with its source and device."""
+
+    origin: Collection
+    scale: str
+    from_scratch: bool = False  # the paper starts from random weights itself
+    sources: set[str] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
+
+    def arm(self, **axes: Any) -> Arm:
+        """The arm of the paper's usual set-up with these axes; at smoke scale with the smoke backend."""
+        usual = {
+            "model": "olmoe",
+            "backend": "grouped_mm" if self.scale == "smoke" else "sonicmoe",
+            "optimizer": "adamw",
+        }
+        usual |= {"batch_size": 2, "accumulation": 1, "checkpointing": False, "memory_cap_gb": None}
+        return self.bare(**{**usual, **axes})
+
+    def bare(self, **axes: Any) -> Arm:
+        """The arm with exactly these axes."""
+        return self.origin.arm(axes, self.scale)
+
+    def value(self, arm: Arm, name: str) -> float:
+        """Mean over seeds. Raises Missing."""
+        found = arm.value(name)
+        if found.mean is None:
+            raise Missing(f"{metric(name).label} of {describe(arm)}")
+        if (
+            metric(name).needs_weights
+            and not self.from_scratch
+            and any(r.get("model.weights") == "random" for r in arm.ok)
+        ):
+            raise Missing(f"{metric(name).label} of {describe(arm)} from pretrained weights")
+        self._note(arm, found.source)
+        return found.mean
+
+    def change(self, arm: Arm, base: Arm, name: str) -> float:
+        """Percent against ``base``, over the seeds of both. Raises Missing, also for times of different devices."""
+        self.value(arm, name), self.value(base, name)
+        if metric(name).same_device and not same_device(arm, base):
+            raise Missing(f"{metric(name).label} of {describe(arm)} and {describe(base)} on one device")
+        change = paired_change(arm, base, metric(name))
+        if change is None:
+            raise Missing(f"a common seed of {describe(arm)} and {describe(base)}")
+        return change
+
+    def status(self, arm: Arm) -> str:
+        """ok or oom. Raises Missing for anything else."""
+        if arm.status not in ("ok", "oom"):
+            raise Missing(describe(arm))
+        self._note(arm, arm.records[0].get("memory.source"))
+        return arm.status
+
+    def records(self, test: Callable[[Record], bool]) -> list[Record]:
+        """Ok records of this scale that pass a test."""
+        return [r for r in self.origin.records if r.scale == self.scale and r.readable and r.status == "ok" and test(r)]
+
+    def _note(self, arm: Arm, source: str | None) -> None:
+        self.sources.add("forecast" if self.scale == "forecast" else "computed" if source == "computed" else "measured")
+        self.devices |= {str(r.get("environment.device_name")) for r in arm.ok if r.get("environment.device_name")}
+
+    @property
+    def evidence(self) -> str:
+        """Scale, source, device and reference set, in words."""
+        parts = [self.scale + (" (tiny model)" if self.scale == "smoke" else ""), "/".join(sorted(self.sources))]
+        if self.devices and self.scale == "paper":
+            parts.append(", ".join(sorted(self.devices)))
+        parts += [f"reference: {self.origin.label}"] if self.origin.label else []
+        return "; ".join(p for p in parts if p)
+
+
+def describe(arm: Arm) -> str:
+    """An arm in words, for what is missing."""
+    axes = arm.axes
+    words = [display(k, axes[k]) for k in ("model", "backend", "method") if axes.get(k)]
+    words += [str(axes["comparison"]).replace("_", " ")] if axes.get("comparison") else []
+    words += [f"checkpoint {axes['checkpoint']}"] if axes.get("checkpoint") else []
+    words += [str(axes["optimizer"])] if axes.get("optimizer") not in (None, "adamw") else []
+    words += ["GC"] if axes.get("checkpointing") else []
+    words += [f"A={axes['accumulation']}"] if axes.get("accumulation", 1) != 1 else []
+    words += [f"batch {axes['batch_size']}"] if axes.get("batch_size", 2) != 2 else []
+    words += [f"cap {axes['memory_cap_gb']} GB"] if axes.get("memory_cap_gb") else []
+    return " ".join(words)
+
+
+def judge(claim: Claim, origins: Sequence[Collection]) -> Verdict:
+    """Try the claim's scales in order, the user's records before reference sets; the first that has the numbers
+    decides.
+    """
+    lacking: dict[str, str] = {}
+    for scale in claim.scales:
+        for origin in origins:
+            look = Look(origin, scale, from_scratch=claim.paper == "mesh")
+            try:
+                holds, figures = claim.check(look)
+            except Missing as missing:
+                lacking.setdefault(scale, str(missing))
+                continue
+            return Verdict(HOLDS if holds else FAILS, figures, look.evidence)
+    needs = "; ".join(f"at {scale} scale: {what}" for scale, what in lacking.items())
+    return Verdict(NOT_MEASURED, f"needs {needs}" if needs else "")
+
+
+# -- shapes that many claims share -----------------------------------------------------------------------------------
+
+
+def within(value: float, low: float, high: float, slack: float = 0.0) -> bool:
+    """low − slack ≤ value ≤ high + slack."""
+    return low - slack <= value <= high + slack
+
+
+def changes(
+    name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], low: float, high: float, slack: float
+) -> Callable[[Look], tuple[bool, str]]:
+    """All changes of a metric, arm against base, lie between low and high percent; ``slack`` is the printed
+    rounding.
+    """
+
+    def check(look: Look) -> tuple[bool, str]:
+        found = [(look.arm(**a), look.change(look.arm(**a), look.arm(**b), name)) for a, b in pairs]
+        figures = "; ".join(f"{describe(arm)} {fmt.percent(value)}" for arm, value in found)
+        return all(within(value, low, high, slack) for _, value in found), figures
+
+    return check
+
+
+def savings(
+    name: str, arm: Mapping[str, Any], base: Mapping[str, Any], printed: float, slack: float
+) -> Callable[[Look], tuple[bool, str]]:
+    """base − arm in the metric's unit is the printed number, give or take ``slack``."""
+
+    def check(look: Look) -> tuple[bool, str]:
+        a, b = (look.value(look.arm(**axes), name) for axes in (arm, base))
+        return abs(b - a - printed) <= slack, f"{fmt.fixed(b - a, 2)} {metric(name).unit} (printed {printed:g})"
+
+    return check
+
+
+def every(*checks: Callable[[Look], tuple[bool, str]]) -> Callable[[Look], tuple[bool, str]]:
+    """All of several checks hold; their figures one after another."""
+
+    def check(look: Look) -> tuple[bool, str]:
+        found = [c(look) for c in checks]
+        return all(holds for holds, _ in found), "; ".join(figures for _, figures in found)
+
+    return check
