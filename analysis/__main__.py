@@ -25,6 +25,13 @@ def _parser() -> argparse.ArgumentParser:
     tables.add_argument("--table", help="one table (default: all)")
     tables.add_argument("--scale", help="one scale: smoke, forecast or paper (default: those recorded)")
     tables.add_argument("--print", dest="show", action="store_true", help="print the tables too")
+    figures = commands.add_parser("figures", parents=[common], help="draw the figures as PDF and PNG")
+    figures.add_argument("--figure", help="one figure (default: all)")
+    figures.add_argument("--scale", help="one scale: smoke, forecast or paper (default: those recorded)")
+    commands.add_parser("report", parents=[common], help="write one self-contained HTML page with everything")
+    claims = commands.add_parser("claims", parents=[common], help="check the papers' sentences against the records")
+    claims.add_argument("--paper", choices=("sonar", "mesh"), help="one paper (default: both)")
+    commands.add_parser("check-report", parents=[common], help="open the page in headless Chromium at two widths")
     return parser
 
 
@@ -34,7 +41,31 @@ def _tables(args: argparse.Namespace) -> int:
     return write_tables(args.runs, args.out, name=args.table, scale=args.scale, show=args.show)
 
 
-COMMANDS = {"tables": _tables}
+def _figures(args: argparse.Namespace) -> int:
+    from .run import write_figures
+
+    return write_figures(args.runs, args.out, name=args.figure, scale=args.scale)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from .run import write_report
+
+    return write_report(args.runs, args.out)
+
+
+def _claims(args: argparse.Namespace) -> int:
+    from .run import write_claims
+
+    return write_claims(args.runs, args.out, paper=args.paper)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from .browser import check
+
+    return check(args.out / "report.html", args.out)
+
+
+COMMANDS = {"tables": _tables, "figures": _figures, "report": _report, "claims": _claims, "check-report": _check}
 
 
 def main(argv: list[str] | None = None) -> int:

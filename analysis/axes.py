@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .records import Record
@@ -17,11 +17,7 @@ DEFAULTS = {
     "optimizer": "adamw",
     "parallel": "none",
     "task": "train",
-}
-# Axes that other sections of a record hold (see README.md: comparisons and downstream scores).
-DERIVED: dict[str, Callable[[Record], Any]] = {
-    "comparison": lambda r: r.get("comparison.name"),
-    "checkpoint": lambda r: r.get("downstream.checkpoint") or r.arm.get("method"),
+    "repeat": 1,
 }
 GROUPS = (
     "model",
@@ -46,12 +42,12 @@ NAMES: dict[str, dict[Any, str]] = {
         "optimizer_in_backward": "Optimizer-in-backward (all)",
         "sonar": "Sonar-MoE",
         "sonar_per_expert": "Sonar-MoE (per-expert hooks)",
+        "start": "Pretrained",
     },
     "optimizer": {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "sgd": "SGD", "lion": "Lion"},
     "checkpointing": {True: "GC", False: "no GC"},
     "scale": {"smoke": "smoke", "forecast": "forecast", "paper": "paper"},
 }
-METHODS = tuple(NAMES["method"])
 TINY = {"olmoe": "OLMoE (tiny)", "granite": "Granite (tiny)", "nanowhale": "nanowhale (tiny)"}
 SCALES = ("smoke", "forecast", "paper")
 
@@ -67,7 +63,7 @@ def display(axis: str, value: Any, scale: str | None = None) -> str:
 
 def axis(record: Record, name: str) -> Any:
     """Value of an axis of a record, its default where the record does not name it."""
-    value = DERIVED[name](record) if name in DERIVED else record.arm.get(name)
+    value = record.arm.get(name)
     return DEFAULTS.get(name) if value is None else value
 
 

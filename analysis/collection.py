@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,15 @@ from .records import Record, Runs
 # Worst first: what a row shows when none of its records is ok.
 SEVERITY = ("crashed", "failed", "oom", "unsupported")
 FREE_AXES = ("accumulation", "checkpointing", "memory_cap_gb", "optimizer", "parallel")
+# Experiments that run the same arms with the same settings (conf/experiment): one may show another's records.
+FAMILIES = (
+    frozenset({"table1", "table2", "table3", "table5", "table7"}),
+    frozenset({"mesh_table1", "mesh_table2", "mesh_table3", "mesh_table4"}),
+)
+# Further experiments of the papers. Their arms differ in length only, which a forecast does not depend on.
+OTHERS = frozenset({"table6", "table8", "figure2", "figure3", "figure4"})
+KNOWN = OTHERS.union(*FAMILIES)
+FURTHER = re.compile(r"-[0-9a-f]{6}$")  # how an arm id ends when overrides beyond the axes were given
 
 
 @dataclass
@@ -93,13 +103,14 @@ class Collection:
     def _select(self, axes: dict[str, Any], scale: str, experiment: str | None) -> Arm:
         model = axes.get("model")
         pool = self._by_scale.get((scale, model if isinstance(model, str) else None), [])
-        wanted = {**{k: DEFAULTS[k] for k in ("task",)}, **axes}
-        found = [r for r in pool if matches(r, wanted)]
+        wanted = {"task": DEFAULTS["task"], **axes}
+        found = [r for r in pool if matches(r, wanted) and reusable(r, experiment)]
 
         def rank(r: Record) -> tuple:
             foreign = experiment is not None and r.experiment != experiment
+            family = not any(r.experiment in f for f in FAMILIES)
             odd = sum(axis(r, k) != DEFAULTS[k] for k in FREE_AXES if k not in axes)
-            return (foreign, odd, len(r.data["arm_id"]), str(r.path))
+            return (foreign, is_further(r), odd, axis(r, "repeat"), family, len(r.data["arm_id"]), str(r.path))
 
         arm = Arm(axes)
         for record in sorted(found, key=rank):
@@ -107,7 +118,11 @@ class Collection:
                 version = record.data["schema_version"]
                 raise UserError(f"record {record.name}: schema {version} is not ours; re-run it with force=true")
             first = arm.by_seed.setdefault(record.seed, record)
-            if record is not first and _repeats(first, record):
+            if (
+                record is not first
+                and axis(record, "repeat") != axis(first, "repeat")
+                and _same_settings(first, record)
+            ):
                 arm.repeats.append(record)
         return arm
 
@@ -128,10 +143,26 @@ class Collection:
         return sorted(found, key=lambda s: (order.get(s, 3), s))
 
 
-def _repeats(a: Record, b: Record) -> bool:
-    """Whether two files hold two runs of the same computation: one fingerprint, neither pointing to the other."""
-    return a.data.get("fingerprint") == b.data.get("fingerprint") is not None and a.data.get("time") != b.data.get(
-        "time"
+def reusable(record: Record, experiment: str | None) -> bool:
+    """Whether a record may answer for an experiment: its own, one of its family, or (a forecast) any of the papers'."""
+    if experiment is None:
+        return record.experiment in KNOWN
+    if record.experiment == experiment:
+        return True
+    if record.scale == "forecast" and experiment in KNOWN and record.experiment in KNOWN:
+        return True
+    return any(experiment in family and record.experiment in family for family in FAMILIES)
+
+
+def is_further(record: Record) -> bool:
+    """Whether a training arm was run with overrides beyond its axes (other tasks sweep over such overrides"
+    " themselves)."""
+    return axis(record, "task") == "train" and bool(FURTHER.search(record.data["arm_id"]))
+
+
+def _same_settings(a: Record, b: Record) -> bool:
+    return a.experiment == b.experiment and all(
+        a.arm.get(k) == b.arm.get(k) for k in (*FREE_AXES, "method", "batch_size")
     )
 
 

@@ -11,11 +11,12 @@ from .collection import Arm, Collection, paired_change
 from .metrics import METRICS, Metric, metric
 from .published import Statement, paper
 from .tables.cells import why
+from .tables.sonar import COMPARISONS
 
 # Which experiment makes the arms of a printed source (conf/experiment).
 EXPERIMENTS = {f"Table {n}": f"table{n}" for n in range(1, 9)}
 EXPERIMENTS |= {"Figure 3": "figure3", "§5.5": "figure4", "§5.6": "table8", "§5.3": "table3", "§4.3": "table3"}
-TASKS = {"Table 2": "downstream", "Table 4": ("compare", "compare_weights")}
+TASKS = {"Table 2": "downstream", "Table 4": "compare_weights"}
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,9 @@ def rows(name: str, scale: str, origins: list[Collection], sources: Iterable[str
 
 
 def _what(axes: Mapping[str, Any], stated: Mapping[str, Any]) -> str:
-    if "comparison" in stated:
-        return str(stated["comparison"]).replace("_", " ")
     model = display("model", axes.get("model"))
-    if "checkpoint" in stated:
-        return f"{model}, {display('method', stated['checkpoint'])}"
+    if "_vs_" in str(axes.get("method")):
+        return COMPARISONS[axes["method"]]
     if axes.get("model") == "nanowhale":
         return f"{model}, {axes.get('optimizer')}" + (f", seed {axes['seed']}" if "seed" in axes else "")
     backend = f", {display('backend', axes['backend'])}" if axes.get("backend") else ""

@@ -126,3 +126,16 @@ def write_report(runs: Path, out: Path) -> int:
     for line in refused:
         print(f"error: {line}", file=sys.stderr)
     return 2 if refused else 0
+
+
+def write_claims(runs: Path, out: Path, *, paper: str | None = None) -> int:
+    """The ``claims`` command: prints every claim with its verdict, writes ``claims.md`` and ``claims.json``."""
+    from .claims import judged
+    from .claims.show import as_json, markdown, show
+
+    found = [(claim, verdict) for claim, verdict in judged(collections(load(runs))) if paper in (None, claim.paper)]
+    writable(out)
+    (out / "claims.md").write_text(markdown(found), encoding="utf-8")
+    (out / "claims.json").write_text(as_json(found), encoding="utf-8")
+    show(found)
+    return 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from .data.spec import DataSpec
 from .errors import UserError
 
 
@@ -107,8 +108,8 @@ class DataConfig:
     hub_id: str | None = None
     revision: str | None = None
     subset: str | None = None
-    train_examples: int = 0
-    heldout_start: int = 0
+    train_examples: int | None = 0  # null: all of a local text
+    heldout_start: int | None = 0
     heldout_count: int = 0
     max_length: int = 64
 
@@ -120,6 +121,9 @@ class TaskConfig:
     name: str = "train"
     timeline: bool = False
     profile: bool = False
+    pair: list[str] = field(default_factory=list)  # compare_weights: the two methods
+    of: str | None = None  # downstream: the method whose checkpoint is evaluated, or start
+    inputs: dict[str, str] = field(default_factory=dict)  # filled by the runner: folders of the arms it ran first
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -327,16 +331,10 @@ def _check_data(config: Config) -> None:
     elif data.path and data.source != "hub":
         raise _bad("data.path", data.path, "choose data=own with it (python -m sonar_repro data=own data.path=FILE)")
     if data.source != "synthetic":
-        if data.train_examples < config.batch_size:
-            raise _bad(
-                "data.train_examples", data.train_examples, f"fewer than one batch of batch_size={config.batch_size}"
-            )
-        if data.kind == "instructions" and data.heldout_start < data.train_examples:
-            raise _bad(
-                "data.heldout_start",
-                data.heldout_start,
-                f"overlaps training; use at least data.train_examples={data.train_examples}",
-            )
+        if data.train_examples is not None and data.train_examples < config.batch_size:
+            too_few = f"fewer than one batch of batch_size={config.batch_size}"
+            raise _bad("data.train_examples", data.train_examples, too_few)
+        DataSpec.of(data)
 
 
 def _check_parallel(config: Config) -> None:
@@ -364,6 +362,7 @@ def fingerprint(config: Config) -> str:
                 data[group][key] = content_digest(data[group][key])
     if config.scale.name != "forecast":
         data.pop("gpu")
+    data["task"].pop("inputs")
     # The scale's own defaults are already in the top-level keys that they feed.
     data["scale"] = {"name": config.scale.name, "dtype": config.scale.dtype, "device": config.scale.device}
     data["accumulation_mode"] = accumulation_mode(config)
@@ -378,6 +377,11 @@ def content_digest(path: str) -> str:
     return hashlib.sha256(file.read_bytes() if file.is_file() else path.encode()).hexdigest()
 
 
+def method_label(config: Config) -> str:
+    """The method axis: of a comparison both sides, of an evaluation the method behind the checkpoint."""
+    return "_vs_".join(config.task.pair) or config.task.of or config.method.name
+
+
 def axes(config: Config) -> dict[str, Any]:
     """The record's ``arm``: every axis by name."""
     return {
@@ -386,7 +390,7 @@ def axes(config: Config) -> dict[str, Any]:
         "scale": config.scale.name,
         "model": config.model.name,
         "backend": config.backend.name,
-        "method": config.method.name,
+        "method": method_label(config),
         "optimizer": config.optimizer.name,
         "batch_size": config.batch_size,
         "accumulation": config.accumulation,
@@ -403,7 +407,7 @@ def axes(config: Config) -> dict[str, Any]:
 
 def arm_id(config: Config, overrides: list[str] | None = None) -> str:
     """Folder name of an arm: its choices, its non-default axes, and six hex digits for any other override."""
-    parts = [config.model.name, config.backend.name, config.method.name, config.optimizer.name]
+    parts = [config.model.name, config.backend.name, method_label(config), config.optimizer.name]
     parts += [f"bs{config.batch_size}", f"s{config.seed}"]
     if config.task.name != "train":
         parts.insert(0, config.task.name)
@@ -428,7 +432,7 @@ def _is_other(override: str) -> bool:
     key = override.lstrip("+~").split("=", 1)[0]
     return (
         key not in (*AXES, "experiment")
-        and key.split(".")[0] not in (*NOT_IDENTITY, "hydra")
+        and key.split(".")[0] not in (*NOT_IDENTITY, "hydra", "task")
         and key != "task.timeline"
     )
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from .config import Config, parameter_count
 from .errors import UserError
+from .prerequisites import prerequisites
 from .progress import ArmProgress, fail
 from .runner import Arm, check_writable, run, state
 
@@ -19,11 +20,14 @@ WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 
 def preflight(configs: list[Config]) -> None:
     """Refuse what cannot work before anything is built: folder, device, disk. Raises UserError."""
+    from .data.sources import check_available
+    from .data.spec import DataSpec
     from .machine import cuda_device_count
 
     check_writable(configs[0].runs_dir)
     free = shutil.disk_usage(configs[0].runs_dir).free
     for config in configs:
+        prerequisites(config)
         if config.dry_run:
             continue  # a plan shows what is needed; it refuses nothing
         if config.scale.device == "cuda" and cuda_device_count() == 0:
@@ -41,6 +45,8 @@ def preflight(configs: list[Config]) -> None:
                     f"runs_dir={config.runs_dir}: {free / 1e9:.1f} GB free and the weights need {need / 1e9:.1f} GB; "
                     "give another folder with runs_dir=PATH or set checkpoint_every=0 save_model=false"
                 )
+    for data in {str(c.data): c.data for c in configs if c.data.source != "synthetic" and not c.dry_run}.values():
+        check_available(DataSpec.of(data))
 
 
 class Command:

@@ -2,7 +2,8 @@
 
 Schema 1.x, by key: ``schema_version``, ``arm_id``, ``arm`` (every axis by name), ``config`` (resolved),
 ``fingerprint``, ``status`` (ok | oom | failed | crashed | unsupported), ``error`` (type, message, phase, traceback),
-``environment``, ``data``, ``model``, ``counts``, ``memory``, ``time``, ``loss``, ``grad_norm``, ``weights``, ``timeline``, ``notes``.
+``environment``,
+``data``, ``model``, ``counts``, ``memory``, ``time``, ``loss``, ``grad_norm``, ``weights``, ``timeline``, ``notes``.
 Bytes are integers, times seconds; a value that was not measured is null with a ``*_reason`` or ``reason`` beside it.
 """
 

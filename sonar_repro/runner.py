@@ -17,6 +17,7 @@ from typing import Any
 from . import records
 from .config import Config, arm_id, axes, fingerprint
 from .errors import UserError
+from .prerequisites import WEIGHTS_FILE, delivered, prerequisites
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Arm:
     arm_id: str
     fingerprint: str
     folder: Path
+    overrides: tuple[str, ...] = ()  # the command's own; they decide whether the id needs a suffix
 
     def __hash__(self) -> int:
         return hash((self.folder, self.fingerprint))
@@ -40,7 +42,7 @@ def make_arm(config: Config, overrides: list[str] | None = None) -> Arm:
     """Name an arm: runs/<experiment>/<scale>/<arm-id>."""
     name = arm_id(config, overrides)
     folder = Path(config.runs_dir) / config.experiment_name / config.scale.name / name
-    return Arm(config, name, fingerprint(config), folder)
+    return Arm(config, name, fingerprint(config), folder, tuple(overrides or ()))
 
 
 def check_writable(runs_dir: str) -> None:
@@ -74,8 +76,10 @@ def state(arm: Arm) -> str:
         return "run"
     if recorded(arm):
         return "recorded"
+    if arm.config.save_model or arm.config.keep_weights:
+        return "run"  # another arm's record would not bring its files
     found = records.find_by_fingerprint(Path(arm.config.runs_dir), arm.fingerprint, arm.config.scale.name)
-    return "referenced" if found and not arm.config.save_model else "run"
+    return "referenced" if found else "run"
 
 
 @contextlib.contextmanager
@@ -99,10 +103,40 @@ def run(arm: Arm, progress: Progress = lambda kind, value: None) -> dict[str, An
         if state(arm) == "referenced":
             return {**_reference(arm), "outcome": "referenced"}
         started = time.time()
-        status, error, sections = _run_child(arm, progress)
+        missing = _run_first(arm, progress)
+        status, error, sections = missing or _run_child(arm, progress)
         record = _assemble(arm, status, error, sections, started)
         records.write(arm.record_path, record)
         return {**record, "outcome": "run"}
+
+
+def _run_first(arm: Arm, progress: Progress) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+    """Run the arms that this one needs. Returns an outcome for this arm when one of them did not end well."""
+    for role, config in prerequisites(arm.config).items():
+        side = make_arm(config, list(arm.overrides))
+        if recorded(side) and not delivered(config, side.folder):
+            config.force = True
+            side = make_arm(config, list(arm.overrides))
+        record = run(side, progress)
+        if record["status"] != "ok":
+            inner = record["error"] or {}
+            why = f"needs {side.arm_id}, which ended as {record['status']}: {inner.get('message', '')}"
+            told = {
+                **_crash("Prerequisite", why, inner.get("phase", role)),
+                "user_error": inner.get("user_error", False),
+            }
+            return record["status"], told, {}
+        arm.config.task.inputs[role] = str(side.folder)
+    return None
+
+
+def forget_weights(arms: list[Arm]) -> None:
+    """Delete the weight files that were kept only for comparisons, unless the user keeps weights."""
+    for arm in arms:
+        if not arm.config.keep_weights:
+            for config in prerequisites(arm.config).values():
+                if config.keep_weights:
+                    (make_arm(config, list(arm.overrides)).folder / WEIGHTS_FILE).unlink(missing_ok=True)
 
 
 def _reference(arm: Arm) -> dict[str, Any]:

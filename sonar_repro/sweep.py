@@ -14,7 +14,7 @@ from hydra.core.plugins import Plugins
 from .config import Config, resolve
 from .errors import UserError
 from .plan import Command, preflight
-from .runner import Arm, make_arm
+from .runner import Arm, forget_weights, make_arm
 
 
 class ArmSweeper(BasicSweeper):
@@ -43,6 +43,7 @@ class ArmSweeper(BasicSweeper):
             launched = [jobs_of for arm, jobs_of in arms.items() if arm in todo]
             if launched:
                 command.collect(self.launcher.launch(launched, initial_job_idx=0))
+        forget_weights(list(arms))
         return []
 
     def _arms(self, jobs: list[list[str]]) -> dict[Arm, list[str]]:

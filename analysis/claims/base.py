@@ -126,8 +126,6 @@ def describe(arm: Arm) -> str:
     """An arm in words, for what is missing."""
     axes = arm.axes
     words = [display(k, axes[k]) for k in ("model", "backend", "method") if axes.get(k)]
-    words += [str(axes["comparison"]).replace("_", " ")] if axes.get("comparison") else []
-    words += [f"checkpoint {axes['checkpoint']}"] if axes.get("checkpoint") else []
     words += [str(axes["optimizer"])] if axes.get("optimizer") not in (None, "adamw") else []
     words += ["GC"] if axes.get("checkpointing") else []
     words += [f"A={axes['accumulation']}"] if axes.get("accumulation", 1) != 1 else []

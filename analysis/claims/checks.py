@@ -141,7 +141,7 @@ def compared(*names: str) -> Check:
     def check(look: Look) -> tuple[bool, str]:
         out, holds = [], True
         for name in names:
-            arm = look.bare(comparison=name, task=("compare", "compare_weights"))
+            arm = look.bare(method=name, task="compare_weights")
             expert, other = look.value(arm, "expert_differ"), look.value(arm, "other_differ")
             holds = holds and expert == 0 and other <= (0 if look.scale == "smoke" else 6)
             out.append(f"{COMPARISONS[name]}: {expert:g} expert, {other:g} other")
@@ -151,7 +151,7 @@ def compared(*names: str) -> Check:
 
 
 def clip_changes_weights(look: Look) -> tuple[bool, str]:
-    arm = look.bare(comparison="global_clip_vs_no_expert_clip", task=("compare", "compare_weights"))
+    arm = look.bare(method="standard_global_clip_vs_standard_no_expert_clip", task="compare_weights")
     shares = [100 * look.value(arm, f"{k}_differ") / look.value(arm, f"{k}_total") for k in ("expert", "other")]
     return within(shares[0], 47, 47, 5) and within(
         shares[1], 19, 19, 5
@@ -175,11 +175,11 @@ def shares_changed(look: Look) -> tuple[bool, str]:
 def downstream(look: Look) -> tuple[bool, str]:
     tasks = ("arc_challenge", "hellaswag", "mmlu")
     found = {
-        c: [look.value(look.bare(model="olmoe", task="downstream", checkpoint=c), t) for t in tasks]
-        for c in ("pretrained", G, SONAR)
+        c: [look.value(look.bare(model="olmoe", task="downstream", method=c), t) for t in tasks]
+        for c in ("start", G, SONAR)
     }
-    gains = [100 * (found[c][0] - found["pretrained"][0]) for c in (G, SONAR)]
-    others = [abs(found[c][i] - found["pretrained"][i]) for c in (G, SONAR) for i in (1, 2)]
+    gains = [100 * (found[c][0] - found["start"][0]) for c in (G, SONAR)]
+    others = [abs(found[c][i] - found["start"][i]) for c in (G, SONAR) for i in (1, 2)]
     apart = [abs(found[G][i] - found[SONAR][i]) for i in range(3)]
     holds = (
         all(within(g, 3, 5, 0.5) for g in gains)

@@ -37,37 +37,48 @@ class Timeline:
 
 
 def parse(data: Any) -> Timeline | None:
-    """Read a record's ``timeline`` in either form (README.md, "Timeline"); None if there is nothing to draw.
+    """Read a record's ``timeline`` (README.md, "Timeline"); None if there is nothing that can be drawn.
 
-    Form 1: ``owners``, ``events`` [n], ``bytes`` [n][owners] or [owners][n], ``marks`` [{event, label}].
-    Form 2: ``owners``, ``points`` [[event, phase, bytes of each owner ...]]; a mark stands where the phase changes.
+    ``position`` [n] (event within the step), ``region`` [n] and ``bytes`` {owner: [n]}, as the instruments write it; or
+    ``owners`` with ``bytes`` [n][owners] or [owners][n], ``events`` [n] and ``marks`` [{event, label}].
     """
-    if not isinstance(data, dict) or not isinstance(data.get("owners"), list) or not data["owners"]:
+    if not isinstance(data, dict):
         return None
-    owners = [str(o) for o in data["owners"]]
     try:
-        if data.get("points"):
-            points = data["points"]
-            events = np.array([p[0] for p in points], dtype=float)
-            live = np.array([p[2 : 2 + len(owners)] for p in points], dtype=float).T
-            marks = [(float(p[0]), str(p[1])) for i, p in enumerate(points) if i == 0 or p[1] != points[i - 1][1]]
-        else:
-            live = np.array(data["bytes"], dtype=float)
-            live = live if live.shape[0] == len(owners) and live.shape[1] != len(owners) else live.T
-            listed = data.get("events")
-            events = np.arange(live.shape[1], dtype=float)
-            if (
-                isinstance(listed, list)
-                and len(listed) == live.shape[1]
-                and all(isinstance(e, (int, float)) for e in listed)
-            ):
-                events = np.array(listed, dtype=float)
-            marks = [(float(m["event"]), str(m["label"])) for m in data.get("marks") or []]
+        made = _by_owner(data) if isinstance(data.get("bytes"), dict) else _by_event(data)
     except (KeyError, IndexError, TypeError, ValueError):
         return None
-    if live.ndim != 2 or live.shape != (len(owners), len(events)) or not len(events):
+    if made.live.ndim != 2 or made.live.shape != (len(made.owners), len(made.events)) or not len(made.events):
         return None
-    return thin(Timeline(owners, events, live, marks))
+    return thin(made)
+
+
+def _by_owner(data: dict[str, Any]) -> Timeline:
+    owners = list(data["bytes"])
+    events = np.array(data["position"], dtype=float)
+    return Timeline(
+        owners, events, np.array([data["bytes"][o] for o in owners], dtype=float), _marks(events, data["region"])
+    )
+
+
+def _marks(events: np.ndarray, regions: Sequence[str]) -> list[tuple[float, str]]:
+    """Where forward, backward and the closing optimizer step begin; an optimizer call inside backward begins"
+    " nothing."""
+    marks = [(float(events[regions.index(name)]), name) for name in ("forward", "backward") if name in regions]
+    start = len(regions)
+    while start and regions[start - 1] == "optimizer":
+        start -= 1
+    return marks + ([(float(events[start]), "optimizer")] if start < len(regions) else [])
+
+
+def _by_event(data: dict[str, Any]) -> Timeline:
+    owners = [str(o) for o in data["owners"]]
+    live = np.array(data["bytes"], dtype=float)
+    live = live if live.shape[0] == len(owners) and live.shape[1] != len(owners) else live.T
+    listed = data.get("events")
+    named = isinstance(listed, list) and len(listed) == live.shape[1]
+    events = np.array(listed, dtype=float) if named else np.arange(live.shape[1], dtype=float)
+    return Timeline(owners, events, live, [(float(m["event"]), str(m["label"])) for m in data.get("marks") or []])
 
 
 def thin(timeline: Timeline, most: int = MOST_POINTS) -> Timeline:

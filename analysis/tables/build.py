@@ -10,8 +10,8 @@ from typing import Any
 
 from sonar_repro.errors import UserError
 
-from ..axes import GROUPS, axis, command, display, matches
-from ..collection import Collection, check_same_data
+from ..axes import GROUPS, axis, command, display
+from ..collection import Arm, Collection, check_same_data, is_further
 from ..metrics import metric
 from ..published import STAND_INS, Paper, Row, paper
 from ..records import Record
@@ -51,8 +51,8 @@ class Builder:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def _line(self, origin: Collection, axes: dict[str, Any], extra: bool = False) -> Line:
-        line = Line(axes, {}, {}, {}, {}, extra)
+    def _line(self, origin: Collection, axes: dict[str, Any]) -> Line:
+        line = Line(axes, {}, {}, {}, {})
         for c in self.columns:
             wanted = {**axes, **c.where}
             base = {**wanted, **self.spec.baseline}
@@ -68,19 +68,30 @@ class Builder:
         stand_in = STAND_INS.get(axes.get("backend")) if self.scale == "smoke" else None
         return self.paper.find(self.spec.source, {**axes, "backend": stand_in} if stand_in else axes)
 
-    def _extras(self, origin: Collection) -> list[dict[str, Any]]:
-        """Axes of recorded arms of this experiment that no expected cell covers."""
-        found: dict[tuple, dict[str, Any]] = {}
+    def _extras(self, origin: Collection, lines: list[Line]) -> list[Line]:
+        """Rows for what the experiment recorded beyond the expected cells: other axes, or further overrides."""
+        shown = {id(r) for line in lines for a in line.arms.values() for r in (*a.records, *a.repeats)}
+        found: dict[tuple, list[Record]] = {}
         for r in origin.of(self.spec.experiment, self.scale):
-            if axis(r, "task") == "train" and not any(matches(r, wanted) for wanted in self.grid):
+            if axis(r, "task") == "train" and id(r) not in shown:
                 axes = {k: axis(r, k) for k in GROUPS if k in r.arm}
-                found.setdefault(tuple(axes.items()), axes)
-        return list(found.values())
+                further = r.data["arm_id"] if is_further(r) else None
+                found.setdefault((*axes.items(), ("arm_id", further)), []).append(r)
+        return [self._extra(dict(key[:-1]), records, key[-1][1]) for key, records in found.items()]
+
+    def _extra(self, axes: dict[str, Any], records: list[Record], further: str | None) -> Line:
+        """A row of records that were not looked up by axes; a column for another arm stays empty."""
+        line = Line(axes, {}, {}, {}, {}, extra=True, further=further)
+        arm = Arm(axes, {r.seed: r for r in records})
+        for c in self.columns:
+            line.arms[c] = arm if all(axes.get(k) == v for k, v in c.where.items()) else Arm(axes)
+            line.bases[c] = line.printed_bases[c] = line.printed[c] = None
+        return line
 
     def _origin(self, origin: Collection) -> None:
         lines = [self._line(origin, axes) for axes in self.spec.rows(self.scale)]
         if self.spec.extras:
-            lines += [self._line(origin, axes, extra=True) for axes in self._extras(origin)]
+            lines += self._extras(origin, lines)
         recorded = any(a.by_seed for line in lines for a in line.arms.values())
         if origin.label is not None:  # a reference set need not be complete
             lines = [line for line in lines if any(a.by_seed for a in line.arms.values())]
@@ -197,6 +208,9 @@ class Builder:
                 f"{k}={line.axes[k]}" for k in line.axes if k not in shown and k in first and line.axes[k] != first[k]
             ]
             made[-1].text += f" [{', '.join(odd)}]" if odd else ""
+            if line.further:
+                made[-1].text += " *"
+                made[-1].reasons.append(f"Run with further overrides: {line.further}.")
         return made
 
     def _without_empty(self, block: Block) -> Block:
@@ -224,7 +238,7 @@ class Builder:
             if line.arms[c].status == "missing" and applies(c, line.axes)
         ]
         if wanted:
-            whole = all(a.status == "missing" for line in lines for a in line.arms.values())
+            whole = self.spec.whole or all(a.status == "missing" for line in lines for a in line.arms.values())
             unique = list({tuple(sorted(a.items(), key=str)): a for a in wanted}.values())
             self.table.commands += command(self.spec.experiment, self.scale, [] if whole else unique, self.grid)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..collection import Arm, Value, paired_change, same_device
+from ..collection import Arm, Value, is_further, paired_change, same_device
 from ..metrics import Metric, metric
 from ..published import Paper, Row
 from ..records import Record
@@ -51,6 +51,7 @@ class Line:
     printed: dict[Column, Row | None]
     printed_bases: dict[Column, Row | None]
     extra: bool = False
+    further: str | None = None  # arm id, if it was run with overrides beyond the axes
 
     def printed_change(self, c: Column) -> float | None:
         """The paper's change in percent: printed, else computed from its printed values."""
@@ -115,7 +116,7 @@ def change(m: Metric, arm: Arm, base: Arm | None, reasons: list[str]) -> float |
     return paired_change(arm, base, m)
 
 
-def _ours(m: Metric, arm: Arm, value: Value, setting: Setting, look: Look, reasons: list[str]) -> Cell:
+def _ours(m: Metric, arm: Arm, value: Value, setting: Setting, look: Look, reasons: list[str], extra: bool) -> Cell:
     if arm.status == "missing":
         return Cell("missing", kind="status")
     if arm.status != "ok":
@@ -126,6 +127,9 @@ def _ours(m: Metric, arm: Arm, value: Value, setting: Setting, look: Look, reaso
     if look.delta is not None:
         text += f" ({fmt.percent(look.delta)})"
     reasons = [*value.notes, *reasons, *([RANDOM] if value.mean is not None and _is_random(m, arm, setting) else [])]
+    reasons += (
+        [f"Run with further overrides: {r.data['arm_id']}." for r in arm.ok if is_further(r)] if not extra else []
+    )
     reasons += [f"Seed {r.seed} is left out: {why(r)}" for r in arm.records if r.status != "ok"]
     bold = look.lowest is not None and value.mean is not None and fmt.fixed(value.mean, look.decimals) == look.lowest
     return Cell(text, bold, reasons=reasons)
@@ -142,6 +146,8 @@ def _error(m: Metric, value: float | None, there: float | None) -> float | None:
 def cells(c: Column, line: Line, setting: Setting, look: Look, raw: dict[str, Any]) -> list[Cell]:
     """The cells of column ``c``; plain numbers go into ``raw`` under the metric's name."""
     m, arm, row = metric(c.metric), line.arms[c], line.printed[c]
+    if line.extra and not arm.by_seed:
+        return [Cell() for _ in headers(c, setting)]
     name = c.metric + "".join(f"[{k}={v}]" for k, v in c.where.items())
     kind = beside(c, setting)
     if c.status:
@@ -154,7 +160,7 @@ def cells(c: Column, line: Line, setting: Setting, look: Look, raw: dict[str, An
     raw[f"{name}.status"] = arm.status
     if c.delta:
         raw[f"{name}.change_pct"] = delta
-    made = [_ours(m, arm, value, setting, replace(look, delta=delta), reasons)]
+    made = [_ours(m, arm, value, setting, replace(look, delta=delta), reasons, line.extra)]
     printed_change = line.printed_change(c)
     if kind == "change":
         raw[f"{name}.published_change_pct"] = printed_change

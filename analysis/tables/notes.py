@@ -9,6 +9,7 @@ from ..metrics import MEASURED_SOURCES, metric
 from ..published import Paper
 from ..records import Record
 from . import format as fmt
+from .cells import Setting, beside
 from .spec import Column, TableSpec
 
 VERSIONS = (
@@ -34,7 +35,7 @@ def notes_of(
     for section, unit in (("memory", "GB"), ("time", "ms")):
         if unit in units and (found := _sources(ok, section)):
             parts.append(f"{section} {found}")
-    if printed:
+    if printed and any(beside(c, Setting(scale, printed)) for c in columns):
         parts.append(f"columns marked paper are published ({printed.title}, {spec.source})")
     notes = ["GB = 1e9 bytes."] if "GB" in units else []
     notes += [f"Sources: {'; '.join(parts)}."] if parts else []
@@ -43,7 +44,7 @@ def notes_of(
             "Smoke scale runs tiny random models: only the paper's changes stand beside ours, not its absolute values;"
             " its SonicMoE changes stand beside grouped_mm."
         )
-    notes += spec.notes
+    notes += [*spec.notes, *(c.note for c in columns if c.note)]
     if lengths := sorted({int(n) for r in ok if (n := r.number("data.max_length"))}):
         notes.append(f"Sequences are capped at {' or '.join(map(str, lengths))} tokens.")
     if names := sorted({str(n) for r in ok if (n := r.get("data.name"))}):

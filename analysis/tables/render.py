@@ -129,6 +129,21 @@ def csv(table: Table) -> str:
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
 
+def members(block: Block) -> list[range]:
+    """Row indices of each group."""
+    return [range(a, b) for a, b in zip(block.groups, [*block.groups[1:], len(block.rows)])]
+
+
+def grouped(block: Block) -> list[int]:
+    """Label columns that are the same within every group of rows: terminal and HTML make them headings of"
+    " the groups."""
+    groups = members(block)
+    if len(groups) < 2 or all(len(g) == 1 for g in groups):
+        return []
+    labels = [i for i, h in enumerate(block.headers) if h.kind == "label"]
+    return [i for i in labels[:-1] if all(len({block.rows[n][i].text for n in g}) == 1 for g in groups)]
+
+
 def html_table(table: Table) -> str:
     """The blocks as HTML without a page around them; a wide table scrolls inside its own box."""
     out = []
@@ -136,12 +151,19 @@ def html_table(table: Table) -> str:
         if block.title:
             out.append(f'<p class="origin">{html.escape(block.title)}</p>')
         name = html.escape(f"{table.title}, {table.scale}", quote=True)
+        headings = grouped(block)
+        shown = [i for i in range(len(block.headers)) if i not in headings]
         out.append(
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{_html_head(block)}<tbody>'
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{_html_head(block, shown)}<tbody>'
         )
-        for i, row in enumerate(block.rows):
-            first = ' class="group"' if i in block.groups and i else ""
-            out.append(f"<tr{first}>{''.join(_html(c, h) for c, h in zip(row, block.headers))}</tr>")
+        for group in members(block):
+            if headings:
+                title = html.escape(" · ".join(block.rows[group.start][i].text for i in headings))
+                span = f'<th scope="rowgroup" colspan="{len(shown)}"><span>{title}</span></th>'
+                out.append(f'<tr class="heading">{span}</tr>')
+            for n in group:
+                first = ' class="group"' if n == group.start and n and not headings else ""
+                out.append(f"<tr{first}>{''.join(_html(block.rows[n][i], block.headers[i]) for i in shown)}</tr>")
         out.append("</tbody></table></div>")
     return "\n".join(out)
 
@@ -161,17 +183,19 @@ def spans(block: Block) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(block.headers)]))
 
 
-def _html_head(block: Block) -> str:
+def _html_head(block: Block, shown: Sequence[int]) -> str:
     """Two rows of headings: the metric over its own, printed and error columns."""
     top, sub = [], []
     for start, end in spans(block):
-        members = block.headers[start:end]
-        name = html.escape(members[0].group)
-        if len(members) == 1:
-            top.append(f'<th scope="col" rowspan="2" class="{members[0].kind}">{name}</th>')
+        inner = [block.headers[i] for i in range(start, end) if i in shown]
+        if not inner:
+            continue
+        name = html.escape(inner[0].group)
+        if len(inner) == 1:
+            top.append(f'<th scope="col" rowspan="2" class="{inner[0].kind}">{name}</th>')
         else:
-            top.append(f'<th scope="colgroup" colspan="{len(members)}" class="span">{name}</th>')
-            sub += [f'<th scope="col" class="{h.kind}">{html.escape(h.sub or "ours")}</th>' for h in members]
+            top.append(f'<th scope="colgroup" colspan="{len(inner)}" class="span">{name}</th>')
+            sub += [f'<th scope="col" class="{h.kind}">{html.escape(h.sub or "ours")}</th>' for h in inner]
     return f"<thead><tr>{''.join(top)}</tr><tr>{''.join(sub)}</tr></thead>"
 
 

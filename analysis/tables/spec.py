@@ -26,6 +26,7 @@ class Column:
     status: bool = False
     only: tuple[str, ...] = ()  # scales; empty: those of the metric
     applies: Mapping[str, Any] = field(default_factory=dict)  # rows in which the column says anything; empty: all
+    note: str | None = None  # said under the table where the column is shown
     panel: str = "memory"  # columns of a panel stay together when a terminal is too narrow
 
 
@@ -53,6 +54,7 @@ class TableSpec:
     notes: tuple[str, ...] = ()
     remarks: Callable[..., list[str]] | None = None
     names: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)  # printed axis values of this table
+    whole: bool = False  # missing arms are made by the whole experiment (its sweep is over something else than axes)
     from_scratch: bool = (
         False  # the paper itself trains from random weights, so at paper scale ours may stand beside it
     )

@@ -7,7 +7,7 @@ import os
 from rich.console import Console
 from rich.text import Text
 
-from .render import spans
+from .render import grouped, members, spans
 from .spec import Block, Cell, Table
 
 SUPERSCRIPTS = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
@@ -57,19 +57,6 @@ def _labels(block: Block) -> list[int]:
     return [i for i, h in enumerate(block.headers) if h.kind == "label"]
 
 
-def _members(block: Block) -> list[range]:
-    """Row indices of each group."""
-    return [range(a, b) for a, b in zip(block.groups, [*block.groups[1:], len(block.rows)])]
-
-
-def grouped(block: Block) -> list[int]:
-    """Label columns that are the same within every group of rows: they become headings of the groups."""
-    groups = _members(block)
-    if len(groups) < 2 or all(len(g) == 1 for g in groups):
-        return []
-    return [i for i in _labels(block)[:-1] if all(len({block.rows[n][i].text for n in g}) == 1 for g in groups)]
-
-
 def _width(block: Block, i: int) -> int:
     """Width of one column: its widest cell or its own heading; a metric's name may run over its neighbours."""
     own = len(block.headers[i].sub or "")
@@ -113,13 +100,13 @@ def lines(block: Block, columns: list[int]) -> list[Text]:
     out = _heads(block, columns, widths)
     out.append(Text("─" * total))
     headings, previous = grouped(block), None
-    for members in _members(block):
-        if members.start:
+    for group in members(block):
+        if group.start:
             out.append(Text(""))
         if headings:
-            out.append(Text(" · ".join(block.rows[members.start][i].text for i in headings), style="bold magenta"))
+            out.append(Text(" · ".join(block.rows[group.start][i].text for i in headings), style="bold magenta"))
         previous = None
-        for n in members:
+        for n in group:
             outer = [block.rows[n][i].text for i in columns if block.headers[i].kind == "label"][:-1]
             out.append(_row(block, n, columns, widths, repeat=outer == previous))
             previous = outer

@@ -16,8 +16,9 @@ Semantics follow ``c10/cuda/CUDACachingAllocator.cpp`` with default settings (no
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sonar_repro.instruments.tracker import REGIONS, EventLog
 
@@ -186,67 +187,116 @@ class AllocatorReport:
     oom: dict[str, int | str | None] | None = None
 
 
-def replay(log: EventLog, cap_bytes: int | None = None) -> AllocatorReport:
+def replay(log: EventLog, cap_bytes: int | None = None, continuation: Continuation | None = None) -> AllocatorReport:
     """Replay ``log`` through a :class:`CachingAllocator`.
 
     Args:
         log: from :class:`~sonar_repro.instruments.tracker.AllocationTracker` with ``events=True``.
         cap_bytes: the allocator's cap, or ``None``.
+        continuation: further steps to replay behind the recorded ones, in the phase that is open at the end.
 
     Returns:
         Peaks over the whole run and by phase; with ``oom`` set, up to the request that failed.
     """
-    allocator = CachingAllocator(cap_bytes)
-    report = AllocatorReport(0, 0, 0)
-    blocks: dict[int, _Block] = {}
-    sizes = log.sizes
-    where: dict[str, str | None] = {"phase": None, "step": None}
-    try:
-        for kind, item in _with_marks(log):
-            if kind == "event":
-                if item > 0:
-                    blocks[item] = allocator.malloc(sizes[item - 1])
-                else:
-                    allocator.free(blocks.pop(-item), sizes[-item - 1])
+    return _Replay(log, CachingAllocator(cap_bytes)).run(continuation)
+
+
+class Continuation(Protocol):
+    """Steps behind a recorded run (:class:`sonar_repro.instruments.template.StepTemplate` over a sequence of lengths).
+
+    ``actions`` of one step: 0 allocates its next block, ``k > 0`` frees its own block ``k - 1``, ``k < 0`` frees block
+    ``-k - 1`` of the step before. ``first_block`` is the log's index of the last recorded step's first block, ``end`` the
+    position in the log's events where that step ends.
+    """
+
+    actions: list[int]
+    first_block: int
+    end: int
+
+    def steps(self) -> Iterator[tuple[str, list[int]]]:
+        """(label, block sizes in bytes) of each further step."""
+
+
+class _Replay:
+    """State of one replay: the allocator, the blocks that are live, and where the run is."""
+
+    def __init__(self, log: EventLog, allocator: CachingAllocator) -> None:
+        self.log, self.allocator = log, allocator
+        self.report = AllocatorReport(0, 0, 0)
+        self.live: dict[int, tuple[_Block, int]] = {}
+        self.phase: str | None = None
+        self.step: str | None = None
+        self.region = 0
+
+    def run(self, continuation: Continuation | None) -> AllocatorReport:
+        report = self.report
+        try:
+            self._recorded(len(self.log.events) if continuation is None else continuation.end)
+            if continuation is not None:
+                self._continued(continuation)
+        except OutOfMemory as error:
+            report.oom = {
+                "phase": self.phase,
+                "step": self.step,
+                "region": REGIONS[self.region],
+                "requested_bytes": error.requested,
+                "allocated_bytes": error.allocated,
+                "reserved_bytes": error.reserved,
+            }
+        self._close_phase()
+        report.retries, report.segments = self.allocator.retries, self.allocator.segments
+        return report
+
+    def _recorded(self, end: int) -> None:
+        position = 0
+        for at, kind, label in self.log.marks:
+            self._events(position, min(at, end))
+            position = at
+            if at > end:
+                return
+            if kind == "phase":
+                self._close_phase()
+                self.allocator.reset_peak()
+                self.phase = label
+            elif kind == "step":
+                self.step = label
+        self._events(position, end)
+
+    def _events(self, start: int, stop: int) -> None:
+        malloc, free, live = self.allocator.malloc, self.allocator.free, self.live
+        sizes, regions = self.log.sizes, self.log.regions
+        for event in self.log.events[start:stop]:
+            if event > 0:
+                size = sizes[event - 1]
+                self.region = regions[event - 1]
+                live[event - 1] = (malloc(size), size)
             else:
-                if kind == "phase":
-                    _close_phase(report, allocator, where["phase"])
-                    allocator.reset_peak()
-                where[kind] = item
-    except OutOfMemory as error:
-        report.oom = {
-            "phase": where["phase"],
-            "step": where["step"],
-            "region": REGIONS[log.regions[item - 1]],
-            "requested_bytes": error.requested,
-            "allocated_bytes": error.allocated,
-            "reserved_bytes": error.reserved,
-        }
-    _close_phase(report, allocator, where["phase"])
-    report.retries, report.segments = allocator.retries, allocator.segments
-    return report
+                free(*live.pop(-event - 1))
 
+    def _continued(self, continuation: Continuation) -> None:
+        malloc, free = self.allocator.malloc, self.allocator.free
+        actions, first = continuation.actions, continuation.first_block
+        regions = self.log.regions
+        before = {index - first: block for index, block in self.live.items() if index >= first}
+        for self.step, sizes in continuation.steps():
+            own: dict[int, tuple[_Block, int]] = {}
+            position = 0
+            for action in actions:
+                if action == 0:
+                    size = sizes[position]
+                    self.region = regions[first + position]
+                    own[position] = (malloc(size), size)
+                    position += 1
+                elif action > 0:
+                    free(*own.pop(action - 1))
+                else:
+                    free(*before.pop(-action - 1))
+            before = own
 
-def _with_marks(log: EventLog) -> Iterable[tuple[str, int | str]]:
-    position = 0
-    for at, kind, label in log.marks:
-        for event in log.events[position:at]:
-            yield "event", event
-        position = at
-        yield kind, label
-    for event in log.events[position:]:
-        yield "event", event
-
-
-def _close_phase(report: AllocatorReport, allocator: CachingAllocator, name: str | None) -> None:
-    peaks = PhaseReport(allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested)
-    if name is not None:
-        old = report.phases.get(name, PhaseReport())
-        report.phases[name] = PhaseReport(
-            max(old.peak_allocated, peaks.peak_allocated),
-            max(old.peak_reserved, peaks.peak_reserved),
-            max(old.peak_requested, peaks.peak_requested),
-        )
-    report.peak_allocated = max(report.peak_allocated, peaks.peak_allocated)
-    report.peak_reserved = max(report.peak_reserved, peaks.peak_reserved)
-    report.peak_requested = max(report.peak_requested, peaks.peak_requested)
+    def _close_phase(self) -> None:
+        allocator, report = self.allocator, self.report
+        peaks = PhaseReport(allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested)
+        for whole in (report, report.phases.setdefault(self.phase, PhaseReport()) if self.phase is not None else report):
+            whole.peak_allocated = max(whole.peak_allocated, peaks.peak_allocated)
+            whole.peak_reserved = max(whole.peak_reserved, peaks.peak_reserved)
+            whole.peak_requested = max(whole.peak_requested, peaks.peak_requested)

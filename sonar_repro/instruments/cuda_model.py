@@ -16,9 +16,16 @@ from sonar_repro.instruments.tracker import AllocationTracker
 
 aten = torch.ops.aten
 
-#: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: ``:4096:2:16:8`` KiB, and 32 MiB on Hopper.
+#: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: ``:4096:2:16:8`` KiB by default ...
 CUBLAS_WORKSPACE = 4096 * 1024 * 2 + 16 * 1024 * 8
-CUBLAS_WORKSPACE_HOPPER = 4096 * 1024 * 8
+#: ... and 32 MiB from Hopper on (Blackwell since pytorch/pytorch#175344, February 2026: torch 2.12 and 2.13).
+CUBLAS_WORKSPACE_LARGE = 4096 * 8 * 1024
+
+
+def cublas_workspace_bytes(compute_capability: int) -> int:
+    """Default size of one cuBLAS workspace on a card of this major compute capability (9 Hopper, 10 and 12 Blackwell)."""
+    return CUBLAS_WORKSPACE_LARGE if compute_capability in (9, 10, 12) else CUBLAS_WORKSPACE
+
 
 _MATMULS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten._grouped_mm.default}
 _FOREACH_NORM = aten._foreach_norm.Scalar
@@ -31,10 +38,10 @@ class CudaModel:
     """Hidden device buffers by operator; one instance a run, because workspaces are allocated once.
 
     Args:
-        cublas_workspace: bytes of one cuBLAS workspace (:data:`CUBLAS_WORKSPACE_HOPPER` for compute capability 9.0).
+        cublas_workspace: bytes of one cuBLAS workspace (:func:`cublas_workspace_bytes`).
     """
 
-    def __init__(self, cublas_workspace: int = CUBLAS_WORKSPACE) -> None:
+    def __init__(self, cublas_workspace: int) -> None:
         self.cublas_workspace = cublas_workspace
         self._threads: set[bool] = set()
         self._rules = {

@@ -47,7 +47,7 @@ class EventLog:
 
     ``events`` holds ``+(i + 1)`` where block ``i`` is allocated and ``-(i + 1)`` where it is freed. ``sizes`` (bytes),
     ``owners`` (index into :data:`OWNERS`) and ``regions`` (index into :data:`REGIONS`: where it was allocated) are
-    indexed by block. ``marks`` are ``(position in events, kind, label)`` with kind ``phase`` or ``step``.
+    indexed by block. ``marks`` are ``(position in events, kind, label)`` with kind ``phase``, ``step`` or ``micro_batch``.
     """
 
     events: array = field(default_factory=lambda: array("q"))
@@ -135,6 +135,11 @@ class AllocationTracker(TorchDispatchMode):
         self._loading = False
         if self.log is not None:
             self.log.marks.append((len(self.log.events), "step", str(label)))
+
+    def micro_batch(self, index: int) -> None:
+        """Mark where micro-batch ``index`` of the current step starts."""
+        if self.log is not None:
+            self.log.marks.append((len(self.log.events), "micro_batch", str(index)))
 
     @property
     def region(self) -> int:

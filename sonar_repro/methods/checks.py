@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import UserError
 from .inner import HookedTensor, Inner
-from .schedule import ACCUMULATION_MODES, Schedule
+from .schedule import ACCUMULATION_MODES, CLIP, Schedule
 
 
 def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulation: int, mode: str) -> None:
@@ -23,11 +23,14 @@ def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulatio
     name = schedule.name
     if schedule.in_backward == "none" and mode != "standard":
         raise UserError(f"accumulation_mode={mode} with {name}: it keeps its gradients; use accumulation_mode=standard")
-    if schedule.in_backward != "none" and mode == "standard" and accumulation > 1:
-        raise UserError(
-            f"accumulation={accumulation} with {name}: gradients are freed at every micro-batch; say "
-            "accumulation_mode='update_each' (A updates a step) if that is meant, or use a standard_* method"
-        )
+    modes = CLIP[schedule.clip].modes
+    if schedule.in_backward == "none" or accumulation == 1 or mode in modes:
+        return
+    way = f"say accumulation_mode={' or '.join(map(repr, modes))}" if modes else "use accumulation=1"
+    raise UserError(
+        f"accumulation={accumulation} with {name} and accumulation_mode={mode}: its gradients are freed at every "
+        f"micro-batch; {way}, or a standard_* method"
+    )
 
 
 def _positive(value: float) -> bool:
@@ -55,9 +58,9 @@ def too_many_firings(unit: HookedTensor, allowed: int) -> RuntimeError:
 
 
 def check_hooks_worked(units: Sequence[HookedTensor]) -> None:
-    """Before the end of a step: hooked gradients are gone, and at least one hook has fired."""
+    """Before the end of a step: no gradient bypassed its hook, and at least one hook has fired."""
     for unit in units:
-        if unit.parameter.grad is not None:
+        if unit.parameter.grad is not None and not unit.firings:
             raise RuntimeError(
                 f"{unit.name} has a gradient that did not pass its hook (autograd.grad and a "
                 "hand-set .grad do this): call loss.backward()"

@@ -1,15 +1,19 @@
-"""What is clipped, and the norm that is reported with its scope."""
+"""What is clipped, and the norm that is reported with its scope: one class a way of clipping, chosen by ``clip``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
 
+from ..errors import UserError
 from .inner import HookedTensor
+from .norms import joint_norm, tensor_norm
 
 
 @dataclass(frozen=True)
@@ -23,24 +27,243 @@ class ClipReport:
     scope: str  # all | non_expert | none
 
 
-class ScopedClip:
-    """Clip the joint norm of the gradients that are left at the end of backward (``clip=all|non_expert|none``)."""
+class Clip:
+    """``clip=all|non_expert|none``: clip the joint norm of the gradients that are left at the end of backward.
 
-    passes = 1
+    Args:
+        scope: what the reported norm covers.
+        parameters: those that it covers, in model order.
+        max_norm: its bound; ``None`` clips and measures nothing.
+    """
 
-    def __init__(self, scope: str, max_norm: float | None) -> None:
+    passes = 1  # backward passes a step
+
+    def __init__(self, scope: str, parameters: Sequence[Parameter], max_norm: float | None, accumulation: int) -> None:
         self.scope = scope if max_norm is not None else "none"
+        self.parameters = list(parameters)
+        self.ids = {id(p) for p in self.parameters}
         self.max_norm = max_norm
+        self.accumulation = accumulation
 
-    def update_now(self, unit: HookedTensor) -> bool:
-        """Called when a hooked tensor's gradient is complete: whether its optimizer steps at once."""
+    def on_gradient(self, unit: HookedTensor) -> bool:
+        """A hooked tensor's gradient is complete: whether it is to be used at once (and freed)."""
         return True
 
-    def finish(self, parameters: Iterable[Parameter]) -> ClipReport:
-        """Clip what is left of the scope's gradients, in place, exactly as ``clip_grad_norm_`` does."""
+    def finish(self) -> ClipReport:
+        """Clip what is left, in place, exactly as ``clip_grad_norm_`` does."""
         if self.scope == "none":
             return ClipReport(None, "none")
-        left = [p for p in parameters if p.grad is not None]
-        if not left:
-            return ClipReport(None, self.scope)
-        return ClipReport(torch.nn.utils.clip_grad_norm_(left, self.max_norm), self.scope)
+        left = [p for p in self.parameters if p.grad is not None]
+        return ClipReport(clip_grad_norm_(left, self.max_norm) if left else None, self.scope)
+
+    def pending(self) -> Iterator[HookedTensor]:
+        """Hooked tensors whose update had to wait for the norm; each has its clipped gradient while it is yielded."""
+        return iter(())
+
+    def reset(self) -> None:
+        """Forget an unfinished step."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs of it."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state`; a state of another way of clipping is ignored."""
+
+
+class TensorClip(Clip):
+    """``clip=tensor``: each hooked tensor by its own norm inside its hook, the rest by their joint norm (Limitations)."""
+
+    def on_gradient(self, unit: HookedTensor) -> bool:
+        if self.max_norm is not None:
+            clip_grad_norm_([unit.parameter], self.max_norm)
+        return True
+
+
+class LaggedClip(Clip):
+    """``clip=lagged``: hooked gradients are scaled by the coefficient of the previous step's joint norm.
+
+    The first step has no previous norm and leaves hooked gradients as they are. What is left at the end of backward is
+    scaled by the coefficient of this step's own joint norm, which is known by then and is the one reported.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.previous: Tensor | None = None
+        self._norms: dict[int, Tensor] = {}
+
+    def on_gradient(self, unit: HookedTensor) -> bool:
+        if self.max_norm is not None and id(unit.parameter) in self.ids:
+            self._norms[id(unit.parameter)] = tensor_norm(unit.parameter.grad)
+            if self.previous is not None:
+                clip_grads_with_norm_([unit.parameter], self.max_norm, self.previous)
+        return True
+
+    def finish(self) -> ClipReport:
+        if self.max_norm is None:
+            return ClipReport(None, "none")
+        left = [p for p in self.parameters if p.grad is not None]
+        norms = self._norms | {id(p): tensor_norm(p.grad) for p in left}
+        self._norms = {}
+        if not norms:
+            return ClipReport(None, "all")
+        self.previous = joint_norm(self.parameters, norms)
+        clip_grads_with_norm_(left, self.max_norm, self.previous)
+        return ClipReport(self.previous, "all")
+
+    def reset(self) -> None:
+        self._norms = {}
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.previous is None else {"previous_norm": self.previous}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        saved = state.get("previous_norm")
+        self.previous = None if saved is None else saved.to(self.parameters[0].device, copy=True)
+
+
+class KeptClip(Clip):
+    """``clip=kept``: hooked gradients wait on the device until the joint norm is known ("delaying the update", Limitations).
+
+    The update is ``clip=all``'s; so is the memory. It is there for comparison.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._waiting: dict[HookedTensor, None] = {}
+
+    def on_gradient(self, unit: HookedTensor) -> bool:
+        self._waiting[unit] = None
+        return False
+
+    def pending(self) -> Iterator[HookedTensor]:
+        yield from self._waiting
+        self._waiting = {}
+
+    def reset(self) -> None:
+        self._waiting = {}
+
+
+class OffloadedClip(Clip):
+    """``clip=offloaded``: hooked gradients wait in host memory ("offloading", Limitations) and come back one at a time.
+
+    With accumulation they are summed on the host. On a CPU-only machine the host is the device: nothing is saved there.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._host: dict[HookedTensor, Tensor] = {}
+        self._norms: dict[int, Tensor] = {}
+        self._total: Tensor | None = None
+
+    def on_gradient(self, unit: HookedTensor) -> bool:
+        gradient = unit.parameter.grad
+        if self.accumulation == 1:
+            self._norms[id(unit.parameter)] = tensor_norm(gradient)
+        if unit in self._host:
+            self._host[unit] += gradient.to("cpu")
+        else:
+            pin = gradient.device.type == "cuda"
+            self._host[unit] = torch.empty_like(gradient, device="cpu", pin_memory=pin).copy_(gradient)
+        unit.parameter.grad = None
+        return False
+
+    def finish(self) -> ClipReport:
+        if self.max_norm is None:
+            return ClipReport(None, "none")
+        left = [p for p in self.parameters if p.grad is not None]
+        for unit, held in self._host.items():
+            if id(unit.parameter) not in self._norms:
+                self._norms[id(unit.parameter)] = tensor_norm(held.to(unit.parameter.device))
+        norms = {k: v for k, v in self._norms.items() if k in self.ids} | {id(p): tensor_norm(p.grad) for p in left}
+        if not norms:
+            return ClipReport(None, "all")
+        self._total = joint_norm(self.parameters, norms)
+        clip_grads_with_norm_(left, self.max_norm, self._total)
+        return ClipReport(self._total, "all")
+
+    def pending(self) -> Iterator[HookedTensor]:
+        while self._host:
+            unit = next(iter(self._host))
+            unit.parameter.grad = self._host.pop(unit).to(unit.parameter.device)
+            if self._total is not None and id(unit.parameter) in self.ids:
+                clip_grads_with_norm_([unit.parameter], self.max_norm, self._total)
+            yield unit
+
+    def reset(self) -> None:
+        self._host, self._norms, self._total = {}, {}, None
+
+
+class ExactClip(Clip):
+    """``clip=exact``: the joint norm of all gradients with none of the hooked ones kept.
+
+    A first backward pass only takes each gradient's norm and frees it; then the coefficient min(1, max_norm / (norm +
+    1e-6)) is known, and a second pass over the same batch and random numbers scales each gradient by it and uses it at
+    once. Bit for bit ``clip=all`` where kernels are deterministic; memory of Sonar; about twice the forward and
+    backward time. ``ScheduledOptimizer.backward_passes`` drives it.
+    """
+
+    passes = 2
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if self.max_norm is None:
+            raise UserError("max_grad_norm=None with clip=exact: there is nothing to measure for; use clip=none")
+        self.reset()
+
+    def reset(self) -> None:
+        self._phase: str | None = None
+        self._norms: dict[int, Tensor] = {}
+        self._total: Tensor | None = None
+
+    def measure(self) -> None:
+        """Start the first pass."""
+        self.reset()
+        self._phase = "measure"
+
+    def apply(self, others: Sequence[Parameter]) -> None:
+        """End the first pass: join the norms, drop the gradients of ``others`` (not hooked), start the second."""
+        for p in others:
+            if p.grad is not None and id(p) in self.ids:
+                self._norms[id(p)] = tensor_norm(p.grad)
+            p.grad = None
+        self._total = joint_norm(self.parameters, self._norms) if self._norms else None
+        self._norms = {}
+        self._phase = "apply"
+
+    def on_gradient(self, unit: HookedTensor) -> bool:
+        if self._phase is None:
+            raise RuntimeError(_TWO_PASSES)
+        clipped = id(unit.parameter) in self.ids
+        if self._phase == "measure":
+            if clipped:
+                self._norms[id(unit.parameter)] = tensor_norm(unit.parameter.grad)
+            unit.parameter.grad = None
+            return False
+        if clipped and self._total is not None:
+            clip_grads_with_norm_([unit.parameter], self.max_norm, self._total)
+        return True
+
+    def finish(self) -> ClipReport:
+        if self._phase != "apply":
+            raise RuntimeError(_TWO_PASSES)
+        if self._total is not None:
+            clip_grads_with_norm_([p for p in self.parameters if p.grad is not None], self.max_norm, self._total)
+        return ClipReport(self._total, "all")
+
+
+_TWO_PASSES = (
+    "clip=exact needs two backward passes a step: put forward and backward into "
+    "`for _ in optimizer.backward_passes(): ...` (or pass them to step() as a closure)"
+)
+
+CLIPS: dict[str, tuple[type[Clip], str]] = {
+    "all": (Clip, "all"),
+    "non_expert": (Clip, "non_expert"),
+    "none": (Clip, "none"),
+    "tensor": (TensorClip, "non_expert"),
+    "lagged": (LaggedClip, "all"),
+    "kept": (KeptClip, "all"),
+    "offloaded": (OffloadedClip, "all"),
+    "exact": (ExactClip, "all"),
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -76,23 +76,25 @@ class HookedTensor:
         targets = [(f"{self.name}[{e}]", v) for e, v in enumerate(self.views)] or [(self.name, self.parameter)]
         self.inners = [Inner(factory([target], model), [target]) for target in targets]
 
+    def pieces(self, gradient: Tensor | None = None) -> Iterator[tuple[Inner, Parameter, Tensor | None]]:
+        """(inner optimizer, what it owns, its part of ``gradient``): the whole tensor, or one piece an expert."""
+        if not self.views:
+            yield self.inners[0], self.parameter, gradient
+            return
+        self._follow_storage()
+        parts = [None] * len(self.views) if gradient is None else expert_slices(gradient, self.num_experts)
+        yield from zip(self.inners, self.views, parts)
+
     def update(self) -> int:
         """One optimizer step on the gradient at hand; returns the number of optimizer calls made."""
-        if self.views:
-            self._update_views()
-        else:
-            self.inners[0].step()
+        for inner, target, gradient in self.pieces(self.parameter.grad):
+            target.grad = gradient
+            inner.step()
+            target.grad = None
         # Fused AdamW and bitsandbytes do not bump the version counter; without this autograd could not see that a
         # weight changed under a graph that still needs it.
         torch.autograd.graph.increment_version(self.parameter)
         return len(self.inners)
-
-    def _update_views(self) -> None:
-        self._follow_storage()
-        for inner, view, grad in zip(self.inners, self.views, expert_slices(self.parameter.grad, self.num_experts)):
-            view.grad = grad
-            inner.step()
-            view.grad = None
 
     def _follow_storage(self) -> None:
         """``model.to(...)`` swaps a parameter's storage under its views: point them at the new one."""

@@ -12,11 +12,12 @@ from torch import nn
 from torch.nn import Parameter
 
 from ..errors import UserError
-from . import checks
+from . import checks, fold
 from . import state as states
 from .attachment import Attachment
-from .clipping import ClipReport, ScopedClip
+from .clipping import CLIPS, ClipReport
 from .inner import EXECUTION_KEYS, Factory, HookedTensor, Inner, outer_groups
+from .replay import Replay
 from .schedule import Schedule
 
 
@@ -72,8 +73,6 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self.accumulation, self.accumulation_mode = accumulation, accumulation_mode
         self.optimizer_calls = self.hook_firings = self.steps = 0
         self.last_clip = ClipReport(None, "none")
-        self._clip = ScopedClip(self.schedule.clip, max_grad_norm)
-        self._clipped = False
         self._attachment = Attachment(model, self.schedule.needs_experts)
         self._owned = self._attachment.owned
         self._names = {id(o.parameter): o.name for o in self._owned}
@@ -82,6 +81,12 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self._build_inners(factory, model)
         super().__init__(outer_groups(self._owned, self._hooked, self._inners), {})
         self._ready = True
+        self._folds = accumulation > 1 and accumulation_mode == "fold"
+        for unit in self._hooked if self._folds else ():
+            fold.check_foldable(unit.inners[0].optimizer)
+        clip, scope = CLIPS[self.schedule.clip]
+        self._clip = clip(scope, self._clip_parameters(scope), max_grad_norm, accumulation)
+        self._clipped = False
         self._handles = self._attach()
         self.check_attached()
 
@@ -138,29 +143,31 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _on_gradient(self, unit: HookedTensor) -> None:
         unit.firings += 1
-        allowed = 1 if self.accumulation_mode == "standard" else self.accumulation
-        if unit.firings > allowed:
-            raise checks.too_many_firings(unit, allowed)
+        if unit.firings > self.accumulation:
+            raise checks.too_many_firings(unit, self.accumulation)
         if self.hook_firings == 0:
             checks.refuse_reentrant(self._attachment.model)
         self.hook_firings += 1
-        if self._clip.update_now(unit):
+        if not self._clip.on_gradient(unit):
+            return
+        if self._folds:
+            fold.fold_in(unit, first=unit.firings == 1)
+        else:
             self.optimizer_calls += unit.update()
         unit.parameter.grad = None
 
     def clip_gradients(self) -> ClipReport:
         """Clip what the schedule names, once a step; ``step`` does it if the loop did not."""
         if not self._clipped:
-            self.last_clip = self._clip.finish(self._clip_parameters())
+            self.last_clip = self._clip.finish()
             self._clipped = True
         return self.last_clip
 
-    def _clip_parameters(self) -> Iterator[Parameter]:
-        """Whose gradients are clipped together, in model order. The buffers of hidden momentum stay out of the norm."""
-        hidden = {id(p) for inner in self._end for p in getattr(inner.optimizer, "hidden_parameters", ())}
-        for o in self._owned:
-            if id(o.parameter) not in hidden and (o.expert is None or self.schedule.clip == "all"):
-                yield o.parameter
+    def _clip_parameters(self, scope: str) -> list[Parameter]:
+        """Whose gradients are clipped together, in model order. Expert momentum (MESH) stays out of every norm."""
+        momentum = {id(p) for i in self._inners for p in getattr(i.optimizer, "hidden_parameters", ())}
+        covered = self._owned if scope == "all" else [o for o in self._owned if o.expert is None]
+        return [o.parameter for o in covered if id(o.parameter) not in momentum]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Finish a step: check that every hook did its work, clip, and step what was not updated inside backward.
@@ -170,8 +177,9 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+            for _ in self.backward_passes():
+                with torch.enable_grad():
+                    loss = closure()
         first = self.steps == 0
         if first:
             self._attachment.check_cover()
@@ -181,6 +189,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         checks.check_hooks_worked(self._hooked)
         self.clip_gradients()
         with_grad = {id(o.parameter) for o in self._owned if o.parameter.grad is not None} if first else set()
+        self._update_late()
         for inner in self._end:
             inner.step()
             self.optimizer_calls += 1
@@ -190,9 +199,42 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self.abandon_step()
         return loss
 
+    @torch.no_grad()
+    def _update_late(self) -> None:
+        """Hooked tensors whose update had to wait: for the norm, or for the last micro-batch to be folded."""
+        for unit in self._clip.pending():
+            self.optimizer_calls += unit.update()
+            unit.parameter.grad = None
+        for unit in self._hooked if self._folds else ():
+            if unit.firings:
+                self.optimizer_calls += fold.apply(unit)
+
+    @property
+    def passes(self) -> int:
+        """Backward passes a step: 2 for ``clip=exact``, else 1."""
+        return self._clip.passes
+
+    def backward_passes(self) -> Iterator[int]:
+        """Loop over it with forward and backward in the body: ``for _ in optimizer.backward_passes(): ...``.
+
+        The body runs once, or twice on the same random numbers for ``clip=exact`` (give it the same batch again).
+        """
+        if self.passes == 1:
+            yield 0
+            return
+        replay = Replay(self._attachment.model)
+        self._clip.measure()
+        yield 0
+        self._clip.apply([p for inner in self._end for _, p in inner.named])
+        for unit in self._hooked:
+            unit.firings = 0
+        replay.restore()
+        yield 1
+
     def abandon_step(self) -> None:
-        """Forget the hook firings of an unfinished step, after an exception inside forward or backward."""
+        """Forget an unfinished step, after an exception inside forward or backward (updates already made stay)."""
         self._clipped = False
+        self._clip.reset()
         for unit in self._hooked:
             unit.firings = 0
 
@@ -249,6 +291,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
             "optimizer": type(self._inners[0].optimizer).__name__,
             "steps": self.steps,
             "state": {o.name: by_name[o.name] for o in self._owned},
+            "clip": self._clip.state(),
             "param_groups": states.dump_groups(self.param_groups, self._names),
         }
 
@@ -264,6 +307,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         states.restore(self._hooked, self._end, state_dict["state"])
         for outer, saved in zip(self.param_groups, state_dict["param_groups"]):
             outer.update({k: v for k, v in saved.items() if k not in EXECUTION_KEYS | {"name", "shapes"}})
+        self._clip.load_state(state_dict.get("clip", {}))
         self.steps = state_dict["steps"]
         self.abandon_step()
 
@@ -282,7 +326,13 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     def optimizer_state_bytes(self) -> int:
         """Bytes of all tensors that the inner optimizers hold (the local part of sharded ones)."""
         seen: set[int] = set()
-        return sum(states.state_bytes(dict(inner.optimizer.state), seen) for inner in self._inners)
+        return sum(states.inner_bytes(inner.optimizer, seen) for inner in self._inners)
+
+    def hidden_buffer_bytes(self) -> int:
+        """Bytes of hidden momentum (MESH keeps it in gradient buffers, outside the optimizer state); 0 without it."""
+        return sum(
+            i.optimizer.hidden_buffer_bytes() for i in self._inners if hasattr(i.optimizer, "hidden_buffer_bytes")
+        )
 
     # ---- description --------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The optimizer state dict: keyed by parameter name and the same for every method, so that a run can change method.
 
-Format: ``{"format": 1, "optimizer": class name, "steps": int, "state": {name: {key: value}}, "param_groups": [{"name",
-"params": [names], "shapes": {name: shape}, hyperparameters...}]}``. Per-expert states are stacked to the batched shape.
+Format: ``{"format": 1, "optimizer": class name, "steps": int, "state": {name: {key: value}}, "clip": {...},
+"param_groups": [{"name", "params": [names], "shapes": {name: shape}, hyperparameters...}]}``. Per-expert states are
+stacked to the batched shape; ``clip`` holds what a way of clipping remembers (nothing, for the paper's methods).
 Every trainable parameter has an entry in ``state``; it is empty before its first update.
 """
 
@@ -183,6 +184,12 @@ def _fits(key: str, value: Tensor, shape: tuple[int, ...]) -> bool:
     if value.ndim != len(shape) or key.startswith(("absmax", "qmap")):
         return True
     return all(v in (1, s) for v, s in zip(value.shape, shape))
+
+
+def inner_bytes(optimizer: torch.optim.Optimizer, seen: set[int]) -> int:
+    """Bytes of an inner optimizer's state; one that accounts for itself (MESH's hidden buffers are no state) is asked."""
+    own = getattr(optimizer, "optimizer_state_bytes", None)
+    return own() if own is not None else state_bytes(dict(optimizer.state), seen)
 
 
 def state_bytes(value: Any, seen: set[int]) -> int:

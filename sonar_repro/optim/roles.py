@@ -117,9 +117,9 @@ def vocabulary_parameters(model: nn.Module) -> list[Parameter]:
 
 @dataclass(frozen=True)
 class _Fact:
-    """One parameter of a model; the weak reference guards against a reused id."""
+    """One parameter of a model; holding it guards against a reused id."""
 
-    parameter: weakref.ref
+    parameter: Parameter
     role: str
     layout: Layout | None
 
@@ -134,7 +134,7 @@ class _Facts:
 
     def of(self, parameter: Parameter) -> _Fact | None:
         fact = self.by_id.get(id(parameter))
-        return fact if fact is not None and fact.parameter() is parameter else None
+        return fact if fact is not None and fact.parameter is parameter else None
 
     def of_view(self, parameter: Parameter) -> _Fact | None:
         """An expert's slice of a batched parameter is one matrix (or fused pair) of the same layout."""
@@ -170,7 +170,7 @@ def _facts(model: nn.Module) -> _Facts:
     for parameter in model.parameters():
         plain = ("one_d", None) if _is_vector(parameter) else ("dense", Layout())
         role_of.setdefault(id(parameter), plain)
-    by_id = {id(p): _Fact(weakref.ref(p), *role_of[id(p)]) for p in model.parameters()}
+    by_id = {id(p): _Fact(p, *role_of[id(p)]) for p in model.parameters()}
     by_storage = {p.untyped_storage()._cdata: by_id[id(p)] for p in model.parameters()}
     return _Facts(by_id, by_storage, routed_count)
 

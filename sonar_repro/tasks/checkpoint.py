@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
+from ..models.experts import find_expert_tensors
+from ..prerequisites import MODEL_FOLDER, WEIGHTS_FILE
 
 FOLDER = "checkpoint"
 
@@ -83,11 +88,20 @@ def remove(run: Any) -> None:
 
 def save_model(run: Any) -> None:
     """Write ``model/`` in the arm's folder: safetensors, config and tokenizer, as ``from_pretrained`` loads them."""
-    folder = run.report.arm_dir / "model"
+    folder = run.report.arm_dir / MODEL_FOLDER
     new = folder.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
     run.model.save_pretrained(new)
     run.tokenizer.save_pretrained(new)
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
-    run.report.section("saved_model", "model")
+    run.report.section("saved_model", MODEL_FOLDER)
+
+
+def save_weights(run: Any) -> None:
+    """Write the final weights, and which of them are expert tensors, for a comparison with another arm's."""
+    names = {tensor.name for tensor in find_expert_tensors(run.model)}
+    weights = {name: p.detach().contiguous() for name, p in run.model.named_parameters()}
+    new = run.report.arm_dir / f"{WEIGHTS_FILE}.new"
+    save_file(weights, new, metadata={"experts": json.dumps(sorted(names))})
+    new.rename(run.report.arm_dir / WEIGHTS_FILE)

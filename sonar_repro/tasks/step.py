@@ -29,15 +29,19 @@ def training_step(
     """
     optimizer.zero_grad(set_to_none=True)
     optimizer.prepare()
+    if optimizer.passes > 1:
+        micro_batches = list(micro_batches)  # clip=exact: the same batch is run twice
     losses: list[Tensor] = []
-    for batch in micro_batches:
-        # Only the loss is kept: holding the output object would keep the logits alive through the backward pass.
-        loss = model(**batch, use_cache=False).loss
-        losses.append(loss.detach())
-        if accumulation > 1:
-            loss = loss / accumulation
-        loss.backward()
-        del loss
+    for _ in optimizer.backward_passes():
+        losses = []
+        for batch in micro_batches:
+            # Only the loss is kept: holding the output object would keep the logits alive through the backward pass.
+            loss = model(**batch, use_cache=False).loss
+            losses.append(loss.detach())
+            if accumulation > 1:
+                loss = loss / accumulation
+            loss.backward()
+            del loss
     optimizer.step()
     if scheduler is not None:
         scheduler.step()

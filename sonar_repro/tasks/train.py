@@ -219,6 +219,8 @@ class Training:
         del self.optimizer, self.scheduler
         if config.save_model:
             checkpoint.save_model(self)
+        if config.keep_weights:
+            checkpoint.save_weights(self)
         names = {tensor.name for tensor in find_expert_tensors(self.model)}
         report.section("weights", changed_weights(self.model, self.make_model().named_parameters(), names))
         checkpoint.remove(self)
