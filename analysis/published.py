@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -61,11 +61,18 @@ class Paper:
     about: dict[str, Any]
 
     def find(self, source: str, axes: Mapping[str, Any]) -> Row | None:
-        """The row of table ``source`` for these axes; an axis that is not given counts as the paper's default."""
-        for row in self.rows:
-            if row.source == source and all(axes.get(k, self.defaults.get(k)) == v for k, v in row.axes.items()):
-                return row
-        return None
+        """What table ``source`` prints for these axes (all matching rows together); an absent axis is the default."""
+        found = [
+            row
+            for row in self.rows
+            if row.source == source and all(axes.get(k, self.defaults.get(k)) == v for k, v in row.axes.items())
+        ]
+        if len(found) < 2:
+            return found[0] if found else None
+        values = {k: v for row in found for k, v in row.values.items()}
+        changes = {k: v for row in found for k, v in row.changes_pct.items()}
+        status = next((row.status for row in found if row.status), None)
+        return replace(found[-1], values=values, changes_pct=changes, status=status)
 
     def statement(self, name: str) -> Statement:
         """The statement of that name; KeyError if the data file has none."""

@@ -19,8 +19,8 @@ from .confront import Pair, coverage, covered_statements
 from .metrics import metric
 from .published import FILES, Statement, paper
 from .records import Record, Runs
-from .tables import TABLES
 from .tables import format as fmt
+from .tables import specs_for
 from .tables.cells import why
 from .tables.render import html_table
 from .tables.spec import Table
@@ -73,13 +73,13 @@ def environments(records: Iterable[Record]) -> list[dict[str, Any]]:
     return out
 
 
-def items_of(tables: list[Table], figures: list[Rendered]) -> list[Item]:
+def items_of(origins: list[Collection], tables: list[Table], figures: list[Rendered]) -> list[Item]:
     """Tables in the papers' order, then figures; whatever has no record gets the commands that make it."""
     from .figures import FIGURES
 
     items = []
-    for name, spec in TABLES.items():
-        item = Item(name, spec.title, tables=[t for t in tables if t.name == name])
+    for spec in specs_for(origins):
+        item = Item(spec.name, spec.title, tables=[t for t in tables if t.name == spec.name])
         if not any(t.has_records or t.refused for t in item.tables):
             item.tables = []
             item.commands = [command(spec.experiment, s, [])[0] for s in spec.scales]
@@ -161,7 +161,7 @@ def page(runs: Runs, origins: list[Collection], tables: list[Table], figures: li
     )
     environment.globals |= {"html_table": lambda t: Markup(html_table(t)), "data_uri": data_uri, "display": display}
     return environment.get_template("report.html.j2").render(
-        items=items_of(tables, figures),
+        items=items_of(origins, tables, figures),
         claims=[(paper(name).title, [(c, v) for c, v in verdicts if c.paper == name]) for name in FILES],
         tally=[(status, tally.get(status, 0)) for status in (HOLDS, FAILS, NOT_MEASURED)],
         coverages=[_coverage(name, origins) for name in FILES],

@@ -11,10 +11,10 @@ from sonar_repro.errors import UserError
 from .axes import SCALES, command
 from .collection import Collection, collections
 from .records import load
-from .tables import TABLES, table
+from .tables import Spec, specs_for
 from .tables.build import build
 from .tables.render import write
-from .tables.spec import Custom, Table, TableSpec
+from .tables.spec import Table
 from .tables.terminal import terminal
 
 if TYPE_CHECKING:  # matplotlib is loaded only where something is drawn
@@ -30,7 +30,7 @@ def writable(out: Path) -> Path:
     return out
 
 
-def scales_of(spec: TableSpec | Custom, origins: list[Collection], scale: str | None, default: bool) -> list[str]:
+def scales_of(spec: Spec, origins: list[Collection], scale: str | None, default: bool) -> list[str]:
     """Scales at which to build a table: the one asked, else those recorded for its experiment, else smoke if it was
     named.
     """
@@ -45,10 +45,9 @@ def build_tables(origins: list[Collection], name: str | None = None, scale: str 
     """All tables asked for, in the papers' order. Raises UserError for an unknown table or scale."""
     if scale is not None and scale not in SCALES:
         raise UserError(f"--scale {scale}: unknown; choose {', '.join(SCALES)}")
-    specs = [table(name)] if name else list(TABLES.values())
-    return [
-        build(spec, s, origins) for spec in specs for s in scales_of(spec, origins, scale, default=name is not None)
-    ]
+    specs = specs_for(origins, name)
+    named = name is not None
+    return [build(spec, s, origins) for spec in specs for s in scales_of(spec, origins, scale, default=named)]
 
 
 def write_tables(runs: Path, out: Path, *, name: str | None, scale: str | None, show: bool) -> int:

@@ -147,7 +147,12 @@ def _time(arm: Mapping[str, Any], scale: str, chance: random.Random) -> dict[str
         "supervised_tokens_per_s": 110 / step,
         "reason": None,
         "kernel_breakdown": {"source": source, **{k: v * step for k, v in parts.items()}},
+        "forecast": {"host_curve": _hosts(step)} if scale == "forecast" else None,
     }
+
+
+def _hosts(step: float) -> list[dict[str, float]]:
+    return [{"host_speed": x, "step_ms": 1e3 * max(0.8 * step, step / x)} for x in (0.5, 1.0, 2.0, 4.0)]
 
 
 def timeline(method: str, layers: int, expert_bytes: int, weight_bytes: int) -> dict[str, Any]:
@@ -179,6 +184,10 @@ def arms() -> Iterator[tuple[str, str, dict[str, Any]]]:
                 if key not in seen:
                     seen.add(key)
                     yield spec.experiment, scale, axes
+    for model in ("olmoe", "granite"):
+        for optimizer in ("adamw", "adamw8bit"):
+            for method in (*SPEED, "sonar"):
+                yield "fits", "forecast", {"model": model, "optimizer": optimizer, "method": method}
     for scale in SCALES:
         for method in ("standard_global_clip", "sonar"):
             yield "figure2", scale, {"method": method, "backend": "grouped_mm" if scale == "smoke" else "sonicmoe"}

@@ -137,6 +137,7 @@ class GpuConfig:
     context_gb: float = 0.0  # CUDA context and libraries, outside PyTorch's allocator
     bandwidth_gb_s: float | None = None
     bf16_tflops: float | None = None
+    compute_capability: int = 12  # major version: it decides cuBLAS's workspace
     source: str = ""
 
 

@@ -6,10 +6,12 @@ import difflib
 
 from sonar_repro.errors import UserError
 
-from . import bars, lines, timeline
+from . import bars, fits, forecast, lines, mesh, timeline
 from .base import Drawn, FigureSpec
 
-FIGURES: dict[str, FigureSpec] = {s.name: s for s in (timeline.SPEC, bars.SPEC, lines.SPEC)}
+_ALL = (timeline.SPEC, bars.SPEC, lines.SPEC, forecast.ERRORS_SPEC, forecast.HOSTS_SPEC, fits.SPEC)
+_ALL += (mesh.CURVES_SPEC, mesh.FRONTIER_SPEC)
+FIGURES: dict[str, FigureSpec] = {s.name: s for s in _ALL}
 __all__ = ["FIGURES", "Drawn", "FigureSpec", "figure"]
 
 

@@ -6,15 +6,26 @@ import difflib
 
 from sonar_repro.errors import UserError
 
-from . import accuracy, sonar
+from ..collection import Collection
+from . import accuracy, mesh, practice, sonar
 from .spec import Custom, TableSpec
 
-TABLES: dict[str, TableSpec | Custom] = {t.name: t for t in (*sonar.ALL_TABLES, *accuracy.TABLES)}
+Spec = TableSpec | Custom
+TABLES: dict[str, Spec] = {t.name: t for t in (*sonar.ALL_TABLES, *accuracy.TABLES, *practice.TABLES, *mesh.ALL_TABLES)}
+COVERED = {e for t in TABLES.values() for e in t.experiments} | {
+    "figure2"
+}  # figure2 holds timelines, drawn as a figure
 
 
-def table(name: str) -> TableSpec | Custom:
-    """The spec of that name. Raises UserError with near matches."""
-    if name not in TABLES:
-        near = difflib.get_close_matches(name, TABLES, 3) or list(TABLES)
+def specs_for(origins: list[Collection], name: str | None = None) -> list[Spec]:
+    """The tables asked for: all, and a plain one for each further experiment that was recorded; or the named one.
+
+    Raises UserError for an unknown name, with near matches.
+    """
+    everything = {**TABLES, **{t.name: t for t in practice.others(COVERED, origins)}}
+    if name is None:
+        return list(everything.values())
+    if name not in everything:
+        near = difflib.get_close_matches(name, everything, 3) or list(everything)
         raise UserError(f"--table {name}: unknown; choose {', '.join(near)}")
-    return TABLES[name]
+    return [everything[name]]

@@ -10,7 +10,7 @@ from typing import Any
 
 from sonar_repro.errors import UserError
 
-from ..axes import GROUPS, axis, command, display
+from ..axes import DEFAULTS, GROUPS, axis, command, display
 from ..collection import Arm, Collection, check_same_data, is_further
 from ..metrics import metric
 from ..published import STAND_INS, Paper, Row, paper
@@ -203,10 +203,9 @@ class Builder:
             named = self.spec.names.get(name, {})
             made.append(Cell(named[value] if value in named else display(name, value, self.scale), kind="label"))
         if line.extra:
-            shown, first = {name for name, _ in self.spec.labels}, self.grid[0]
-            odd = [
-                f"{k}={line.axes[k]}" for k in line.axes if k not in shown and k in first and line.axes[k] != first[k]
-            ]
+            shown = {name for name, _ in self.spec.labels}
+            usual = {**DEFAULTS, **(self.grid[0] if self.grid else {"batch_size": 2})}
+            odd = [f"{k}={v}" for k, v in line.axes.items() if k not in shown and v != usual.get(k, v)]
             made[-1].text += f" [{', '.join(odd)}]" if odd else ""
             if line.further:
                 made[-1].text += " *"

@@ -153,9 +153,8 @@ def html_table(table: Table) -> str:
         name = html.escape(f"{table.title}, {table.scale}", quote=True)
         headings = grouped(block)
         shown = [i for i in range(len(block.headers)) if i not in headings]
-        out.append(
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{_html_head(block, shown)}<tbody>'
-        )
+        out.append(f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>')
+        out.append(f"{_html_head(block, shown)}<tbody>")
         for group in members(block):
             if headings:
                 title = html.escape(" · ".join(block.rows[group.start][i].text for i in headings))

@@ -334,7 +334,8 @@ class AllocationTracker(TorchDispatchMode):
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizer_depth -= 1
-        for state in optimizer.state.values():
+        # The plain attribute only: an optimizer over optimizers builds its ``state`` on demand, and each inner one comes here.
+        for state in vars(optimizer).get("state", {}).values():
             if isinstance(state, dict):
                 for value in state.values():
                     if isinstance(value, torch.Tensor):

@@ -72,7 +72,7 @@ class Clip:
 
 
 class TensorClip(Clip):
-    """``clip=tensor``: each hooked tensor by its own norm inside its hook, the rest by their joint norm (Limitations)."""
+    """``clip=tensor``: each hooked tensor by its own norm inside its hook, the rest by their joint norm."""
 
     def on_gradient(self, unit: HookedTensor) -> bool:
         if self.max_norm is not None:

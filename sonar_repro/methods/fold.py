@@ -12,7 +12,7 @@ g_a, which ends at b1 m + (1-b1) G. The second moment is not linear. Each micro-
 The cross terms would need G itself, that is, the memory that folding saves. They vanish in expectation when the
 micro-batches' gradients are uncorrelated (noise dominates, as in fine-tuning with tiny batches), and are largest when
 all g_a agree: then the new part of v_std is A times that of v_fold, and the folded update is up to sqrt(A) times longer;
-never more, since (sum g_a)^2 <= A sum g_a^2. (Against the update-at-each schedule of §4.4: no b2^A, and one update.)
+never more, since (sum g_a)^2 <= A sum g_a^2. (§4.4's update-at-each schedule has b2^A and A updates.)
 AdamA (Zhang et al. 2023) folds in the same way.
 
 SGD with momentum. The buffer is linear: buf <- mu buf + (g_1 + wd W), then buf <- buf + g_a, is the standard schedule
@@ -37,7 +37,7 @@ _CHUNK = 4_000_000  # elements updated at a time: bounds the fp32 temporaries of
 
 
 def check_foldable(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UserError unless the optimizer's moments can take micro-batch gradients one by one."""
+    """Raise UserError unless the moments can take micro-batch gradients one by one."""
     kind = type(optimizer)
     if kind not in (torch.optim.AdamW, torch.optim.SGD):
         able = "adamw and sgd with momentum can"

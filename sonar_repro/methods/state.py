@@ -187,7 +187,7 @@ def _fits(key: str, value: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def inner_bytes(optimizer: torch.optim.Optimizer, seen: set[int]) -> int:
-    """Bytes of an inner optimizer's state; one that accounts for itself (MESH's hidden buffers are no state) is asked."""
+    """Bytes of an inner optimizer's state; one that accounts for itself (MESH) is asked."""
     own = getattr(optimizer, "optimizer_state_bytes", None)
     return own() if own is not None else state_bytes(dict(optimizer.state), seen)
 

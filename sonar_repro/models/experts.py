@@ -95,7 +95,7 @@ def _identical(children: list[nn.Module]) -> bool:
         return [(n, tuple(p.shape)) for n, p in m.named_parameters()]
 
     first = shapes(children[0])
-    return bool(first) and all(type(c) is type(children[0]) and shapes(c) == first for c in children)
+    return all(type(c) is type(children[0]) and shapes(c) == first for c in children)
 
 
 def module_list_experts(model: nn.Module) -> list[str]:
@@ -103,9 +103,10 @@ def module_list_experts(model: nn.Module) -> list[str]:
     paths = []
     modules = dict(model.named_modules())
     for path, module in modules.items():
-        if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) or len(module) < 2:
+        if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
             continue
-        children = list(module.values() if isinstance(module, nn.ModuleDict) else module)
+        # nllb keeps a dropout among its experts: only children that hold parameters count
+        children = [c for c in module.children() if next(c.parameters(), None) is not None]
         parent = modules[path.rpartition(".")[0]] if path else module
         if len(children) in _expert_counts(module) | _expert_counts(parent) and _identical(children):
             paths.append(path)

@@ -43,7 +43,7 @@ class MeshOptimizer(torch.optim.Optimizer):
         steps: completed steps.
 
     State by parameter: ``step``; ``m``, ``s`` (SAGE); ``exp_avg``, ``exp_avg_sq`` (AdamW); ``H`` (momentum; a hidden
-    one is in the state dict but not in :meth:`optimizer_state_bytes`); ``V`` (MESH-B); ``row``, ``column`` (factored-v).
+    one is in the state dict, not in :meth:`optimizer_state_bytes`); ``V`` (MESH-B); ``row``, ``column`` (factored-v).
     """
 
     def __init__(self, roles: Sequence[ParameterRole], settings: Settings) -> None:

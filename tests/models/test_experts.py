@@ -50,6 +50,9 @@ class Listed(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
         self.odd = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 3), nn.Linear(2, 2)])
         self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(5))
+        self.mixed = nn.ModuleDict(
+            {"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2), "d": nn.Dropout()}
+        )
 
 
 def names(model, **kwargs):
@@ -77,7 +80,7 @@ def test_rule_c_leaves_a_router_whose_length_is_an_expert_count():
 
 def test_rule_d_reports_module_lists_and_no_tensor():
     assert names(Listed()) == []
-    assert module_list_experts(Listed()) == ["experts"]
+    assert module_list_experts(Listed()) == ["experts", "mixed"]
     assert module_list_experts(Counted()) == []
 
 

@@ -1,4 +1,4 @@
-"""Hidden momentum: bitwise equal to an explicit H, and each way to lose it silently raises instead (the eight traps)."""
+"""Hidden momentum: bitwise equal to an explicit H, and each way to lose it silently raises (the eight traps)."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_state_between_prepare_and_step_is_refused(trained):
 
 @pytest.mark.parametrize("variant", ["mesh", "mesh_full"])
 def test_an_idle_expert_keeps_moving_at_full_length_and_stays_finite(variant):
-    """Documented behaviour: Sinkhorn ignores scale, so an expert without tokens follows its decaying H, 800 steps on."""
+    """Documented: Sinkhorn ignores scale, so an expert without tokens follows its decaying H, 800 steps on."""
     toy = Toy()
     optimizer = mesh(toy, variant, weight_decay=0.0)
     run(toy, optimizer, toy_data(2))

@@ -338,8 +338,8 @@ def test_bytes_are_those_of_the_tensors_held():
         ("lr", -1.0), ("lr", float("nan")), ("weight_decay", -0.1), ("betas", (0.9, 1.0)), ("betas", 0.9), ("eps", 0.0),
         ("tau", 0.0), ("tau", -10.0), ("rounds", 0), ("rounds", 2.5), ("rounds", True), ("form", "other"),
         ("order", "x"), ("stat", "W"), ("sign_source", "W"), ("bounds", (4.0, 0.25)), ("clip", 0.0), ("adamw_lr", -1),
-        ("adamw_betas", (2, 0)), ("diagnostics", 1), ("roles", {"router": "adamw"}), ("roles", {"routed": "sgd"}), ("roles", {"one_d": "mesh"}),
-        ("roles", "adamw"), ("tua", 10.0),
+        ("adamw_betas", (2, 0)), ("diagnostics", 1), ("tua", 10.0), ("roles", "adamw"), ("roles", {"router": "adamw"}),
+        ("roles", {"routed": "sgd"}), ("roles", {"one_d": "mesh"}),
     ],
 )  # fmt: skip
 def test_bad_values_are_one_line_with_key_and_value(key, value):

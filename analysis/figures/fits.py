@@ -1,0 +1,67 @@
+"""Heat map of the fits page: peak memory by method, optimizer and model, with the smallest card that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.colors import BoundaryNorm, ListedColormap
+
+from ..axes import display
+from ..cards import cards, smallest
+from ..collection import Collection
+from ..confront import setup
+from ..records import Record
+from ..tables.practice import fits_records, peak_gb
+from . import style
+from .base import Drawn, FigureSpec
+
+# Light to dark by card size (ColorBrewer YlGnBu, safe for colour-blind readers); grey where no listed card is enough.
+SHADES = ("#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#253494", "#081d58")
+TOO_LARGE = "#BDBDBD"
+
+
+def draw(origins: Sequence[Collection], scale: str) -> Drawn:
+    """Rows are optimizer and method, columns models."""
+    found, label = fits_records(origins, scale)
+    if not found:
+        return Drawn(None, missing=True)
+    rows = list(dict.fromkeys(map(_row, found)))
+    models = list(dict.fromkeys(str(r.arm.get("model")) for r in found))
+    listed = cards()
+    levels, texts = np.full((len(rows), len(models)), np.nan), {}
+    for r in found:
+        place = rows.index(_row(r)), models.index(str(r.arm.get("model")))
+        peak = peak_gb(r)
+        card = smallest(peak)
+        levels[place] = listed.index(card) if card else len(listed)
+        texts[place] = f"{peak:.1f} GB\n" + (f"{card.memory_gb:g} GB card" if card else "no listed card")
+    shades = [SHADES[round(i * (len(SHADES) - 1) / max(len(listed) - 1, 1))] for i in range(len(listed))] + [TOO_LARGE]
+    figure, (axes,) = style.new(1, 0.9 + 0.44 * len(rows), width=min(3.2 + 1.35 * len(models), 10))
+    norm = BoundaryNorm(np.arange(len(shades) + 1) - 0.5, len(shades))
+    axes.imshow(levels, cmap=ListedColormap(shades), norm=norm, aspect="auto")
+    for (i, j), text in texts.items():
+        dark = _dark(shades[int(levels[i, j])])
+        axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    axes.set_xticks(range(len(models)), [display("model", m) for m in models])
+    axes.set_yticks(range(len(rows)), [f"{display('optimizer', o)}: {what}" for o, what in rows])
+    axes.xaxis.tick_top()
+    axes.grid(False)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    caption = "Forecast reserved peak (GB = 1e9 bytes) and the smallest listed card that holds it with a CUDA context."
+    return Drawn(figure, caption, label)
+
+
+def _row(record: Record) -> tuple[str, str]:
+    """(optimizer, method with what differs from the usual set-up)."""
+    return str(record.arm.get("optimizer")), setup({**record.arm, "optimizer": "adamw"})
+
+
+def _dark(colour: str) -> bool:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
+
+
+SPEC = FigureSpec("fits", "Which card holds what", "fits", ("forecast",), draw)

@@ -1,0 +1,105 @@
+"""Forecasts held against the paper: the error of each printed peak, and step time over the speed of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..axes import display
+from ..collection import Collection
+from ..confront import rows
+from ..published import paper
+from ..tables.accuracy import MEMORY_SOURCES, PEAKS
+from . import style
+from .base import Drawn, FigureSpec
+
+BASE = "standard_global_clip"
+
+
+def draw_errors(origins: Sequence[Collection], scale: str) -> Drawn:
+    """Error in percent of every printed peak that has a forecast, allocated and reserved."""
+    pairs = [p for p in rows("sonar", scale, list(origins), MEMORY_SOURCES) if p.metric in PEAKS]
+    pairs = [p for p in pairs if p.error is not None]
+    if not pairs:
+        return Drawn(None, missing=True)
+    figure, panels = style.new(2, 2.7, sharey=True)
+    for axes, name, title, goal in zip(panels, PEAKS, ("Peak allocated", "Peak reserved"), (1.0, 2.0)):
+        axes.axhspan(-goal, goal, color="#EEEEEE", zorder=0, label=f"Goal: ±{goal:g}%")
+        axes.axhline(0, color="#888888", linewidth=0.8)
+        for source, colour, marker in zip(
+            MEMORY_SOURCES, (style.BLUE, style.ORANGE, style.VERMILLION, style.GREEN), "o^sD"
+        ):
+            found = [p for p in pairs if p.metric == name and p.source == source]
+            axes.plot(
+                [p.published for p in found], [p.error for p in found], marker, color=colour, label=source, alpha=0.85
+            )
+        axes.set_title(title)
+        axes.set_xlabel("Printed peak (GB)")
+    panels[0].set_ylabel("Error of the forecast (%)")
+    largest = max(abs(p.error) for p in pairs)
+    panels[0].set_ylim(-max(2.5, 1.2 * largest), max(2.5, 1.2 * largest))
+    style.outside_legend(figure, panels[0], 5)
+    return Drawn(
+        figure, "Forecast peak memory against every printed peak of Tables 1, 3, 6 and 8; nothing is fitted.", None
+    )
+
+
+def curve(data: Any) -> list[tuple[float, float]]:
+    """(host speed relative to the measured host, step in ms) from ``time.forecast.host_curve``; empty if there is
+    none.
+    """
+    points = []
+    for point in data if isinstance(data, list) else []:
+        if isinstance(point, dict) and isinstance(point.get("host_speed"), (int, float)):
+            step = point.get("step_ms")
+            if isinstance(step, (int, float)):
+                points.append((float(point["host_speed"]), float(step)))
+    return sorted(points)
+
+
+def draw_hosts(origins: Sequence[Collection], scale: str) -> Drawn:
+    """Change of step time against global clipping over the host's speed, with the printed changes as dashed lines."""
+    for origin in origins:
+        found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        for model in ("olmoe", "granite"):
+            for r in origin.of("table1", scale):
+                points = curve(r.get("time.forecast.host_curve")) if r.arm.get("model") == model else []
+                if points and r.arm.get("backend") == "sonicmoe":
+                    found.setdefault(model, {})[str(r.arm.get("method"))] = points
+        found = {m: c for m, c in found.items() if BASE in c and len(c) > 1}
+        if found:
+            break
+    else:
+        return Drawn(None, missing=True)
+    figure, panels = style.new(len(found), 3.0, width=style.WIDTH if len(found) > 1 else 4.2)
+    for axes, (model, methods) in zip(panels, found.items()):
+        base = dict(methods[BASE])
+        for method, points in methods.items():
+            if method == BASE or method not in style.METHOD_COLOURS:
+                continue
+            line = [(x, 100 * (y - base[x]) / base[x]) for x, y in points if base.get(x)]
+            colour = style.METHOD_COLOURS[method]
+            axes.plot(*zip(*line), color=colour, marker=style.METHOD_MARKERS[method], label=display("method", method))
+            row = paper("sonar").find("Table 1", {"model": model, "backend": "sonicmoe", "method": method})
+            if row and "step_ms" in row.changes_pct:
+                axes.axhline(row.changes_pct["step_ms"], color=colour, linewidth=1, linestyle=(0, (4, 2)))
+        axes.axvline(1, color="#888888", linewidth=0.8, linestyle=":")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: f"×{x:g}")
+        axes.set_title(display("model", model))
+        axes.set_xlabel("Host speed (1: the host measured)")
+    panels[0].set_ylabel("Step time against global clip (%)")
+    style.outside_legend(figure, panels[0], 3)
+    caption = "Forecast change of step time over the host's speed; dashed: printed. No host is picked to fit."
+    return Drawn(figure, caption, origin.label)
+
+
+ERRORS_SPEC = FigureSpec(
+    "forecast_error",
+    "Forecast accuracy: error of every printed peak",
+    "table1",
+    ("forecast",),
+    draw_errors,
+    ("table3", "table6", "table8"),
+)
+HOSTS_SPEC = FigureSpec("host_speed", "Forecast step time over the host's speed", "table1", ("forecast",), draw_hosts)

@@ -1,0 +1,128 @@
+"""Figures of MESH: loss curves with seed bands, and the memory–quality frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..collection import Collection
+from ..records import Record
+from ..tables.mesh import ADAMW, ALL_TABLES, DIRECT, MESH, MESH_B, NAMES
+from . import style
+from .base import Drawn, FigureSpec
+
+ORDER = list(NAMES)  # fixes each optimizer's colour and marker, whatever is recorded
+EXPERIMENTS = ("mesh_table1", "mesh_table2", "mesh_table3", "mesh_table4")
+CURVES = (ADAMW, DIRECT, MESH, MESH_B)
+
+
+def look(name: str) -> tuple[str, str]:
+    """(colour, marker) of an optimizer; beyond eight, colours repeat with other markers."""
+    place = ORDER.index(name) if name in ORDER else len(ORDER)
+    shift = place + place // len(style.CYCLE)
+    return style.CYCLE[place % len(style.CYCLE)], style.MARKERS[shift % len(style.MARKERS)]
+
+
+def smooth(values: np.ndarray, width: int) -> np.ndarray:
+    """Centred running mean; at the ends over what is there."""
+    if width <= 1:
+        return values
+    kernel = np.ones(width)
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
+
+
+def curves(records: Sequence[Record]) -> np.ndarray | None:
+    """Training losses [seeds, steps] of one optimizer, cut to the shortest run; skipped steps are interpolated."""
+    rows = []
+    for record in records:
+        series = record.get("loss.train")
+        listed = series if isinstance(series, list) else []
+        values = np.array([np.nan if v is None else float(v) for v in listed], dtype=float)
+        if np.isfinite(values).sum() > 1:
+            steps, known = np.arange(len(values)), np.isfinite(values)
+            rows.append(np.interp(steps, steps[known], values[known]))
+    return np.array([row[: min(map(len, rows))] for row in rows]) if rows else None
+
+
+def draw_curves(origins: Sequence[Collection], scale: str) -> Drawn:
+    """Mean training loss over the seeds, a band from the lowest to the highest, and the last fifth enlarged."""
+    for origin in origins:
+        found = {o: origin.arm({"model": "nanowhale", "optimizer": o}, scale, "mesh_table1").ok for o in CURVES}
+        series = {o: c for o, records in found.items() if (c := curves(records)) is not None}
+        if series:
+            break
+    else:
+        return Drawn(None, missing=True)
+    figure, panels = style.new(2, 3.0, width=style.WIDTH)
+    steps = max(c.shape[1] for c in series.values())
+    width = max(1, steps // 40)
+    for name, values in series.items():
+        colour, _ = look(name)
+        smoothed = np.array([smooth(row, width) for row in values])
+        x = np.arange(1, smoothed.shape[1] + 1)
+        late = x > 0.8 * steps
+        for axes, part in zip(panels, (slice(None), late)):
+            axes.plot(x[part], smoothed.mean(axis=0)[part], color=colour, label=NAMES[name])
+            low, high = smoothed.min(axis=0)[part], smoothed.max(axis=0)[part]
+            axes.fill_between(x[part], low, high, color=colour, alpha=0.18, linewidth=0)
+    for axes, title in zip(panels, ("Whole run", "Last fifth")):
+        axes.set_title(title)
+        axes.set_xlabel("Optimizer step")
+    panels[0].set_ylabel("Training loss (nats per token)")
+    style.outside_legend(figure, panels[0], 4)
+    seeds = max(len(c) for c in series.values())
+    caption = f"Training loss, mean of up to {seeds} seeds with their range, running mean over {width} steps; measured."
+    return Drawn(figure, caption, origin.label, missing=len(series) < len(CURVES))
+
+
+def draw_frontier(origins: Sequence[Collection], scale: str) -> Drawn:
+    """Optimizer state plus hidden buffer against evaluation loss, one marker an optimizer, bars for the seeds."""
+    for origin in origins:
+        points = _points(origin, scale)
+        if len(points) > 1:
+            break
+    else:
+        return Drawn(None, missing=True)
+    figure, (axes,) = style.new(1, 3.6, width=6.0)
+    unit, name = (1e-3, "MB") if max(p[1] for p in points) < 1 else (1, "GB")
+    for optimizer, size, loss, spread in points:
+        colour, marker = look(optimizer)
+        axes.errorbar(
+            size / unit, loss, yerr=spread, color=colour, marker=marker, markersize=7, linestyle="none", capsize=3, elinewidth=1,
+            label=NAMES.get(optimizer, optimizer),
+        )  # fmt: skip
+    axes.set_xlabel(f"Optimizer state and hidden buffer ({name})")
+    axes.set_ylabel("Evaluation loss (nats per token)")
+    axes.set_xlim(left=0)
+    axes.margins(x=0.08, y=0.12)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=7.5, frameon=False)
+    caption = "Memory–quality frontier: lower left is better; bars are a standard deviation over seeds; measured."
+    return Drawn(figure, caption, origin.label, missing=len(points) < len(_expected()))
+
+
+def _expected() -> list[str]:
+    specs = [t for t in ALL_TABLES if t.name in EXPERIMENTS]
+    return list(dict.fromkeys(row["optimizer"] for t in specs for row in t.rows("smoke")))
+
+
+def _points(origin: Collection, scale: str) -> list[tuple[str, float, float, float | None]]:
+    """(optimizer, state in GB, mean loss, spread) of every optimizer that was recorded."""
+    recorded = [r.arm.get("optimizer") for e in EXPERIMENTS for r in origin.of(e, scale)]
+    points = []
+    for name in sorted(set(recorded), key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), str(n))):
+        arm = origin.arm({"model": "nanowhale", "optimizer": name}, scale, "mesh_table1")
+        loss, state = arm.value("heldout_loss"), arm.value("optimizer_state_gb").mean
+        hidden = arm.value("hidden_buffer_gb").mean or 0.0
+        if loss.mean is not None and state is not None:
+            points.append((name, state + hidden, loss.mean, loss.spread))
+    return points
+
+
+CURVES_SPEC = FigureSpec(
+    "mesh_curves", "MESH: training loss by optimizer", "mesh_table1", ("smoke", "paper"), draw_curves
+)
+FRONTIER_SPEC = FigureSpec(
+    "mesh_frontier", "MESH: memory–quality frontier", "mesh_table1", ("smoke", "paper"), draw_frontier, EXPERIMENTS[1:]
+)

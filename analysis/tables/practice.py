@@ -1,0 +1,178 @@
+"""Tables for practitioners: which card holds what, forecasts against our own measurements, and every other arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..axes import display
+from ..cards import cards, smallest
+from ..collection import Collection
+from ..confront import setup
+from ..metrics import metric
+from ..records import Record
+from . import format as fmt
+from .spec import Block, Cell, Column, Custom, Header, Table, TableSpec
+
+
+def peak_gb(record: Record) -> float | None:
+    """What must fit: reserved memory, or allocated where the allocator was not modelled."""
+    reserved = metric("peak_reserved_gb").extract(record).value
+    return reserved if reserved is not None else metric("peak_allocated_gb").extract(record).value
+
+
+def fits_records(origins: Iterable[Collection], scale: str = "forecast") -> tuple[list[Record], str | None]:
+    """Records of the fits experiment from the first origin that has some, in the order model, optimizer, method."""
+    for origin in origins:
+        found = [r for r in origin.of("fits", scale) if r.status == "ok" and peak_gb(r) is not None]
+        if found:
+            key = [(str(r.arm.get("model")), str(r.arm.get("optimizer")), -(peak_gb(r) or 0)) for r in found]
+            return [r for _, r in sorted(zip(key, found), key=lambda pair: pair[0])], origin.label
+    return [], None
+
+
+def fits(table: Table, scale: str, origins: list[Collection]) -> None:
+    """Peak, the smallest card that holds it, and step time where it is forecast, for each model, optimizer"
+    " and method."""
+    found, label = fits_records(origins, scale)
+    if not found:
+        return
+    heads = [Header("Model"), Header("Optimizer"), Header("Method")]
+    for name in ("Peak alloc. GB", "Peak res. GB", "Smallest card", "Room GB", "Step ms", "Tok/s"):
+        heads.append(Header(name, kind="ours", panel="memory"))
+    block = Block(f"reference: {label}" if label else None, heads)
+    last = None
+    for r in found:
+        peak = peak_gb(r)
+        card = smallest(peak)
+        values = [
+            metric(n).extract(r).value for n in ("peak_allocated_gb", "peak_reserved_gb", "step_ms", "tokens_per_s")
+        ]
+        if r.arm.get("model") != last:
+            block.groups.append(len(block.rows))
+            last = r.arm.get("model")
+        what = setup({**r.arm, "optimizer": "adamw"})
+        labels = [
+            Cell(display("model", last), kind="label"),
+            Cell(display("optimizer", r.arm.get("optimizer")), kind="label"),
+        ]
+        room = fmt.fixed(card.usable_gb - peak, 1) if card else fmt.DASH
+        cells = [fmt.fixed(values[0], 2), fmt.fixed(values[1], 2), card.title if card else "none listed", room]
+        cells += [fmt.fixed(values[2], 1), fmt.fixed(values[3], 0)]
+        block.rows.append([*labels, Cell(what, kind="label"), *(Cell(c) for c in cells)])
+        raw = {
+            "model": last,
+            "optimizer": r.arm.get("optimizer"),
+            "method": r.arm.get("method"),
+            "card": card and card.name,
+        }
+        table.raw.append({**raw, "peak_allocated_gb": values[0], "peak_reserved_gb": values[1], "step_ms": values[2]})
+    table.blocks.append(block)
+    table.has_records = True
+    listed = ", ".join(f"{c.title} ({fmt.fixed(c.usable_gb, 1)} GB)" for c in cards())
+    table.notes += [
+        "GB = 1e9 bytes. All numbers are forecasts. A card holds a run if the reserved peak is at most its"
+        " memory less an"
+        " allowance for the CUDA context; room is what is left.",
+        f"Usable memory: {listed}.",
+    ]
+    shapes = sorted({str(r.get("data.batch_shape")) for r in found if r.get("data.batch_shape")})
+    table.notes += [f"Batch shape: {', '.join(shapes)}, every position filled."] if shapes else []
+
+
+def measured(table: Table, scale: str, origins: list[Collection]) -> None:
+    """Forecast against measured, for every arm that has both (time only where the card is the same)."""
+    heads = [Header("Device"), Header("Model"), Header("Backend"), Header("Set-up")]
+    for name in ("Peak alloc. GB", "Peak res. GB", "Step ms"):
+        heads += [
+            Header(name, "measured", kind="ours"),
+            Header(name, "forecast", kind="published"),
+            Header(name, "error", kind="error"),
+        ]
+    block, errors = Block(None, heads), {"peak_allocated_gb": [], "peak_reserved_gb": [], "step_ms": []}
+    for origin in origins:
+        for r in origin.records:
+            if r.scale == "paper" and r.readable and r.status == "ok" and r.get("memory.source") == "cuda":
+                _measured_row(table, block, errors, r, origins)
+    if block.rows:
+        block.groups = [i for i, row in enumerate(block.rows) if not i or row[0].text != block.rows[i - 1][0].text]
+        table.blocks.append(block)
+        table.has_records = True
+        for name, found in errors.items():
+            if found:
+                worst = max(found, key=abs)
+                said = (
+                    f"{metric(name).label}: {len(found)} arms, largest error of the forecast {fmt.percent(worst, 2)}."
+                )
+                table.notes.append(said)
+
+
+def _measured_row(
+    table: Table, block: Block, errors: dict[str, list[float]], r: Record, origins: list[Collection]
+) -> None:
+    keys = ("model", "backend", "method", "optimizer", "batch_size", "accumulation", "checkpointing", "memory_cap_gb")
+    axes = {k: r.arm.get(k) for k in keys}
+    forecast = next((f for o in origins for f in o.arm(axes, "forecast").ok), None)
+    if forecast is None:
+        return
+    device = str(r.get("environment.device_name") or "CUDA device")
+    same_card = _same_card(str(forecast.arm.get("gpu") or ""), device)
+    row = [Cell(device, kind="label"), Cell(display("model", axes["model"]), kind="label")]
+    row += [Cell(display("backend", axes["backend"]), kind="label"), Cell(setup(axes), kind="label")]
+    raw: dict[str, Any] = {"device": device, **axes}
+    for name, kept in errors.items():
+        ours, theirs = metric(name).extract(r).value, metric(name).extract(forecast).value
+        if name == "step_ms" and not same_card:
+            theirs = None
+        error = 100 * (theirs - ours) / ours if ours and theirs is not None else None
+        kept += [error] if error is not None else []
+        decimals = metric(name).decimals
+        row += [Cell(fmt.fixed(ours, decimals)), Cell(fmt.fixed(theirs, decimals), kind="published")]
+        row.append(Cell(fmt.percent(error, 2), kind="error"))
+        raw |= {name: ours, f"{name}.forecast": theirs, f"{name}.error_pct": error}
+    block.rows.append(row)
+    table.raw.append(raw)
+
+
+def _same_card(gpu: str, device: str) -> bool:
+    """Whether a card's file name (rtx_pro_6000) names the device (NVIDIA RTX PRO 6000 Blackwell ...)."""
+    words = device.lower().replace("-", " ").split()
+    return bool(gpu) and all(any(part in word for word in words) for part in gpu.lower().split("_"))
+
+
+def others(covered: set[str], origins: Iterable[Collection]) -> list[TableSpec]:
+    """A plain table for each recorded experiment that has none of its own (the user's sweeps)."""
+    names = {r.experiment for o in origins for r in o.records if r.readable} - covered
+    columns = (
+        Column("peak_allocated_gb"),
+        Column("peak_reserved_gb"),
+        Column("step_ms", panel="time"),
+        Column("tokens_per_s", panel="time"),
+        Column("heldout_loss", panel="quality"),
+        Column("optimizer_calls", panel="counts"),
+    )
+    return [
+        TableSpec(
+            name=name,
+            title=f"Experiment {name}",
+            experiment=name,
+            rows=lambda scale: [],
+            labels=(("model", "Model"), ("backend", "Backend"), ("method", "Method")),
+            columns=columns,
+            paper=None,
+            names={},
+        )
+        for name in sorted(names)
+    ]
+
+
+TABLES = (
+    Custom("fits", "Which card holds what", ("fits",), ("forecast",), fits),
+    Custom(
+        "forecast_measured",
+        "Forecast against our own measurements",
+        ("table1", "table6", "table8"),
+        ("paper",),
+        measured,
+    ),
+)

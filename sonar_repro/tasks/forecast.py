@@ -1,0 +1,81 @@
+"""Forecast branch of the training task: the same model class, schedule and training step, on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import Config
+from ..instruments.forecast import ForecastMeter
+from ..models.build import DTYPES, architecture
+from ..models.experts import find_expert_tensors
+from ..models.fake import FAKE_IMPLEMENTATIONS, fake_environment
+from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler
+from .setup import environment, prepare_process
+from .step import training_step
+
+NOT_RUN = "a forecast has shapes and allocations, no values"
+
+
+class ForecastOutOfMemory(MemoryError):
+    """The forecast run could not have been allocated under its cap."""
+
+
+def run(config: Config, report: Any) -> None:
+    """Peak memory of an arm at full size without a GPU. Ends as ``oom`` where the cap would have been too small."""
+    prepare_process(config)
+    report.phase("load")
+    cap = None if config.memory_cap_gb is None else int(config.memory_cap_gb * 1e9)
+    capability = config.gpu.compute_capability
+    with fake_environment() as fake, ForecastMeter(cap_bytes=cap, compute_capability=capability) as meter:
+        meter.phase("load")
+        model = build(config, fake)
+        meter.attach(model, [tensor.parameter for tensor in find_expert_tensors(model)])
+        optimizer = make_optimizer(config, model)
+        scheduler = make_scheduler(config, optimizer)
+        describe(config, report, model, optimizer)
+        report.phase("steps")
+
+        def step(micro_batches: Any) -> None:
+            training_step(model, optimizer, scheduler, micro_batches, config.accumulation)
+
+        shape = {"batch_size": config.batch_size, "max_length": config.data.max_length}
+        meter.run(fake, step, accumulation=config.accumulation, seed=config.seed, **shape)
+    report.phase("replay")
+    memory = {**meter.read(), **gradient_floor(model), "optimizer_state_bytes": optimizer.optimizer_state_bytes()}
+    report.section("memory", memory)
+    report.section("counts", counts_of(optimizer, optimizer.steps, 0, config.accumulation))
+    report.section("time", {"source": "forecast", "step_s": None, "window": None, "median_s": None, "reason": NOT_RUN})
+    report.section("loss", {"train": None, "heldout": None, "heldout_reason": NOT_RUN})
+    if config.task.timeline:
+        report.section("timeline", meter.timeline())
+    if meter.oom:
+        where = meter.oom
+        report.phase_name = f"{where['phase']}, step {where['step']}, {where['region']}"
+        raise ForecastOutOfMemory(f"memory_cap_gb={config.memory_cap_gb:g}: {describe_oom(where)}")
+
+
+def build(config: Config, fake: Any) -> Any:
+    """The full-size model on fake tensors, checkpointed as the arm says."""
+    shape = architecture(config.model, config.scale.name)
+    model = fake.build(shape, dtype=DTYPES[config.scale.dtype], experts=config.backend.name)
+    if config.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def describe(config: Config, report: Any, model: Any, optimizer: Any) -> None:
+    """The record's sections that are known before the first step; a footprint that stands in for a kernel says so."""
+    report.section("model", describe_model(config, model))
+    shape = [config.batch_size, config.data.max_length]
+    facts = {"name": config.data.name, "sha256": None, "sha256_reason": NOT_RUN, "max_length": config.data.max_length}
+    report.section("data", {**facts, "batch_shape": shape})
+    stands_in = FAKE_IMPLEMENTATIONS[config.backend.name] != config.backend.name
+    ran = f"{config.backend.name} (footprint)" if stands_in else config.backend.name
+    attention = str(getattr(model.config, "_attn_implementation", None))
+    report.section("environment", environment(config, "fake", ran, attention, optimizer.describe()[0]))
+
+
+def describe_oom(where: dict[str, Any]) -> str:
+    """The failed request in words."""
+    sizes = {k: f"{v / 1e9:.2f} GB" for k, v in where.items() if k.endswith("bytes") and isinstance(v, int)}
+    return ", ".join(f"{k.removesuffix('_bytes')} {v}" for k, v in sizes.items()) or str(where)
