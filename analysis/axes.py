@@ -97,17 +97,17 @@ Box = dict[str, frozenset]
 
 
 def _merge(boxes: list[Box]) -> list[Box]:
-    """Join boxes that differ in one axis only, until none do."""
-    merged = True
-    while merged:
-        merged = False
-        for a, b in itertools.combinations(boxes, 2):
-            differing = [k for k in a if a[k] != b[k]]
-            if len(differing) == 1:
-                boxes = [x for x in boxes if x is not a and x is not b]
-                boxes.append({**a, differing[0]: a[differing[0]] | b[differing[0]]})
-                merged = True
-                break
+    """Join boxes that differ in one axis only, the last axis first, until none do."""
+    count = 0
+    while count != len(boxes):
+        count = len(boxes)
+        for name in reversed(list(boxes[0])):
+            groups: dict[tuple, Box] = {}
+            for box in boxes:
+                key = tuple(values for k, values in box.items() if k != name)
+                known = groups.get(key)
+                groups[key] = {**box, name: known[name] | box[name]} if known else box
+            boxes = list(groups.values())
     return boxes
 
 

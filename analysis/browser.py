@@ -30,31 +30,32 @@ FLAGS = (
     "--no-first-run",
 )
 FLAGS += ("--disable-extensions", "--disable-background-networking", "--enable-logging=stderr", "--v=0")
-CONSOLE = re.compile(
-    r":(ERROR|WARNING):CONSOLE[^\]]*\] (.*)|:INFO:CONSOLE[^\]]*\] (\"(?:Uncaught|Refused|Failed|Error).*)"
-)
+CONSOLE = re.compile(r":CONSOLE[^\]]*\] (.*)")  # the page has no script of its own: any line is a fault
 
 # The new headless mode has a least window width of 500 px, so the page is laid out in a frame of the asked width.
 PROBE = """<!doctype html><meta charset="utf-8"><title>probe</title><body style="margin:0">
 <iframe id="f" style="border:0;width:{width}px;height:{height}px"></iframe><pre id="result"></pre><script>
 const f = document.getElementById("f");
 f.onload = () => setTimeout(() => {{
-  const d = f.contentDocument, w = f.contentWindow, wide = [];
-  for (const e of d.body.querySelectorAll("*")) {{
+  const d = f.contentDocument, w = f.contentWindow, wide = [], edge = w.innerWidth + 1;
+  const right = e => e.getBoundingClientRect().right;
+  const all = selector => [...d.querySelectorAll(selector)];
+  for (const e of all("body *")) {{
     if (e.closest(".scroll, .make") || e.closest("details:not([open])")) continue;
-    const r = e.getBoundingClientRect();
-    if (r.width && r.right > w.innerWidth + 1) wide.push(e.tagName + "." + e.className + " " + Math.round(r.right));
+    if (right(e) > edge) wide.push(e.tagName + "." + e.className + " " + Math.round(right(e)));
   }}
-  const broken = [...d.images].filter(i => i.complete && !i.naturalWidth).length;
-  const boxes = [...d.querySelectorAll(".scroll, .make")].filter(e => e.getBoundingClientRect().right > w.innerWidth + 1).length;
-  const small = [...d.querySelectorAll("p, td, th, li")].filter(e => e.textContent.trim() && parseFloat(w.getComputedStyle(e).fontSize) < 11).length;
-  const height = d.documentElement.scrollHeight;
+  const size = e => parseFloat(w.getComputedStyle(e).fontSize);
+  const loaded = w.performance.getEntriesByType("resource").map(r => r.name).filter(n => !n.startsWith("data:"));
   document.getElementById("result").textContent = JSON.stringify({{
-    scroll: d.documentElement.scrollWidth, inner: w.innerWidth, height, wide: wide.slice(0, 5), broken, boxes, small,
-    requests: w.performance.getEntriesByType("resource").map(r => r.name).filter(n => !n.startsWith("data:")).slice(0, 5)}});
+    scroll: d.documentElement.scrollWidth, inner: w.innerWidth, height: d.documentElement.scrollHeight,
+    wide: wide.slice(0, 5), requests: loaded.slice(0, 5),
+    broken: [...d.images].filter(i => i.complete && !i.naturalWidth).length,
+    boxes: all(".scroll, .make").filter(e => right(e) > edge).length,
+    small: all("p, td, th, li").filter(e => e.textContent.trim() && size(e) < 11).length}});
 }}, 300);
 f.srcdoc = {page};
 </script>"""
+FRAME = '<!doctype html><body style="margin:0"><iframe style="border:0;width:{width}px;height:{height}px" src="{page}">'
 
 
 @dataclass
@@ -122,12 +123,12 @@ def look(page: Path, width: int, out: Path) -> Result:
             faults.append(f"it asks for {', '.join(seen['requests'])}")
         picture = out / f"report_{width}.png"
         shown = folder / f"frame{width}.html"
-        frame = f'<!doctype html><body style="margin:0"><iframe style="border:0;width:{width}px;height:{seen["height"]}px" src="{page.resolve().as_uri()}">'
+        frame = FRAME.format(width=width, height=seen["height"], page=page.resolve().as_uri())
         shown.write_text(frame, encoding="utf-8")
         height = min(seen["height"], 16000)
         size = f"--window-size={max(width, 500)},{height}"
         done = _run(["--virtual-time-budget=8000", size, f"--screenshot={picture.resolve()}", shown.as_uri()], folder)
-        console = [next(part for part in found.groups()[1:] if part) for found in CONSOLE.finditer(done.stderr)]
+        console = CONSOLE.findall(done.stderr)
         faults += [f"console: {line.strip()}" for line in console]
         return Result(width, faults, seen["height"], picture if picture.exists() else None)
 

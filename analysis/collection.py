@@ -146,7 +146,7 @@ class Collection:
 def reusable(record: Record, experiment: str | None) -> bool:
     """Whether a record may answer for an experiment: its own, one of its family, or (a forecast) any of the papers'."""
     if experiment is None:
-        return record.experiment in KNOWN
+        return record.experiment in KNOWN or axis(record, "task") != "train"
     if record.experiment == experiment:
         return True
     if record.scale == "forecast" and experiment in KNOWN and record.experiment in KNOWN:

@@ -15,13 +15,13 @@ from .axes import command, display
 from .claims import judged
 from .claims.base import FAILS, HOLDS, NOT_MEASURED
 from .collection import Collection
-from .confront import Pair, coverage, covered_statements
 from .metrics import metric
 from .published import FILES, Statement, paper
 from .records import Record, Runs
 from .tables import format as fmt
 from .tables import specs_for
 from .tables.cells import why
+from .tables.confront import Pair, coverage, covered_statements
 from .tables.render import html_table
 from .tables.spec import Table
 

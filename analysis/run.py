@@ -50,6 +50,12 @@ def build_tables(origins: list[Collection], name: str | None = None, scale: str 
     return [build(spec, s, origins) for spec in specs for s in scales_of(spec, origins, scale, default=named)]
 
 
+def _maker(name: str | None, scale: str | None, origins: list[Collection]) -> str:
+    """The command that makes the records of a table."""
+    spec = specs_for(origins, name)[0]
+    return command(spec.experiment, scale or spec.scales[0], [])[0]
+
+
 def write_tables(runs: Path, out: Path, *, name: str | None, scale: str | None, show: bool) -> int:
     """The ``tables`` command. Exit code 2 if a comparison was refused."""
     origins = collections(load(runs))
@@ -63,7 +69,7 @@ def write_tables(runs: Path, out: Path, *, name: str | None, scale: str | None, 
     for t in refused:
         print(f"error: {t.refused}", file=sys.stderr)
     if not made:
-        print(f"no records under {runs}; make some: python -m sonar_repro +experiment=table1", file=sys.stderr)
+        print(f"nothing to show from {runs}; make records: {_maker(name, scale, origins)}", file=sys.stderr)
     elif not show:
         print(f"{len(made)} tables in {out}")
     return 2 if refused else 0

@@ -224,8 +224,18 @@ def resolve(cfg: DictConfig) -> Config:
     """Interpolate, convert to dataclasses and check across fields. Raises UserError naming the dotted key."""
     plain = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
     config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
+    if config.model.config:
+        config.model = _own_model(config.model)
     check(config)
     return config
+
+
+def _own_model(model: ModelConfig) -> ModelConfig:
+    """A user's own configuration is named after its folder or hub id, and takes nothing from the model group."""
+    path = Path(str(model.config))
+    name = path.parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else path.name
+    own = "".join(c if c.isalnum() or c in "._" else "_" for c in name) or "own"
+    return ModelConfig(name=own, model_type="own", weights="random", config=model.config)
 
 
 def from_dict(data: dict[str, Any]) -> Config:

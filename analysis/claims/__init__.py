@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..collection import Collection
-from . import sonar
+from . import mesh, sonar
 from .base import Claim, Verdict, judge
 
-CLAIMS: tuple[Claim, ...] = (*sonar.CLAIMS,)
+CLAIMS: tuple[Claim, ...] = (*sonar.CLAIMS, *mesh.CLAIMS)
 
 
 def judged(origins: Sequence[Collection]) -> list[tuple[Claim, Verdict]]:

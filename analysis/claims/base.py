@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..axes import display
-from ..collection import Arm, Collection, paired_change, same_device
+from ..collection import KNOWN, Arm, Collection, paired_change, same_device
 from ..metrics import metric
 from ..records import Record
 from ..tables import format as fmt
@@ -22,6 +22,8 @@ SPEED = ("paper", "forecast")
 QUALITY = ("paper",)
 EXACT = ("paper", "smoke")
 COUNT = ("paper", "forecast", "smoke")
+# Experiments within which a claim is tried first: their arms ran equally long.
+WITHIN = ("table1", "table6", "table8", "figure4", "figure3", "mesh_table1")
 
 
 class Missing(Exception):
@@ -55,6 +57,7 @@ class Look:
 
     origin: Collection
     scale: str
+    experiment: str | None = None  # compare within one experiment (and its family); None: whatever has the number
     from_scratch: bool = False  # the paper starts from random weights itself
     sources: set[str] = field(default_factory=set)
     devices: set[str] = field(default_factory=set)
@@ -71,10 +74,18 @@ class Look:
 
     def bare(self, **axes: Any) -> Arm:
         """The arm with exactly these axes."""
-        return self.origin.arm(axes, self.scale)
+        return self.origin.arm(axes, self.scale, self.experiment)
+
+    def holding(self, arm: Arm, name: str) -> Arm:
+        """The arm itself if it has the metric; without a fixed experiment, the same arm of another one that has it."""
+        if arm.value(name).mean is None and self.experiment is None:
+            others = (self.origin.arm(arm.axes, self.scale, e) for e in sorted(KNOWN))
+            return next((other for other in others if other.value(name).mean is not None), arm)
+        return arm
 
     def value(self, arm: Arm, name: str) -> float:
         """Mean over seeds. Raises Missing."""
+        arm = self.holding(arm, name)
         found = arm.value(name)
         if found.mean is None:
             raise Missing(f"{metric(name).label} of {describe(arm)}")
@@ -89,6 +100,7 @@ class Look:
 
     def change(self, arm: Arm, base: Arm, name: str) -> float:
         """Percent against ``base``, over the seeds of both. Raises Missing, also for times of different devices."""
+        arm, base = self.holding(arm, name), self.holding(base, name)
         self.value(arm, name), self.value(base, name)
         if metric(name).same_device and not same_device(arm, base):
             raise Missing(f"{metric(name).label} of {describe(arm)} and {describe(base)} on one device")
@@ -135,21 +147,24 @@ def describe(arm: Arm) -> str:
 
 
 def judge(claim: Claim, origins: Sequence[Collection]) -> Verdict:
-    """Try the claim's scales in order, the user's records before reference sets; the first that has the numbers
-    decides.
+    """Try the claim's scales in order, the user's records before reference sets, one experiment before a mixture.
+
+    The first that has the numbers decides.
     """
     lacking: dict[str, str] = {}
     for scale in claim.scales:
         for origin in origins:
-            look = Look(origin, scale, from_scratch=claim.paper == "mesh")
-            try:
-                holds, figures = claim.check(look)
-            except Missing as missing:
-                lacking.setdefault(scale, str(missing))
-                continue
-            return Verdict(HOLDS if holds else FAILS, figures, look.evidence)
+            for experiment in (*WITHIN, None):
+                look = Look(origin, scale, experiment, from_scratch=claim.paper == "mesh")
+                try:
+                    holds, figures = claim.check(look)
+                except Missing as missing:
+                    if experiment is None:
+                        lacking.setdefault(scale, str(missing))
+                    continue
+                return Verdict(HOLDS if holds else FAILS, figures, look.evidence)
     needs = "; ".join(f"at {scale} scale: {what}" for scale, what in lacking.items())
-    return Verdict(NOT_MEASURED, f"needs {needs}" if needs else "")
+    return Verdict(NOT_MEASURED, f"needs {needs}" if needs else "needs records")
 
 
 # -- shapes that many claims share -----------------------------------------------------------------------------------

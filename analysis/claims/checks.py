@@ -6,8 +6,10 @@ noise, section 5.1), 0.5 GB for savings. Where a sentence has no number, the thr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from ..axes import display
 from ..tables import format as fmt
 from ..tables.sonar import COMPARISONS
 from .base import Look, Missing, within
@@ -17,7 +19,8 @@ SONAR, PER_EXPERT = "sonar", "sonar_per_expert"
 MODELS, BACKENDS = ("olmoe", "granite"), ("sonicmoe", "scattermoe")
 NOISE = 1.4  # percent of step time, section 5.1
 GRID = [{"model": m, "backend": b} for m in MODELS for b in BACKENDS]
-Check = Any
+RAN = {"ok": "runs", "oom": "runs out of memory"}
+Check = Callable[[Look], tuple[bool, str]]
 
 
 def pairs(arm: str, base: str, grid: list[dict[str, Any]] = GRID) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -217,7 +220,9 @@ def clip_cost(look: Look) -> tuple[bool, str]:
     for size in (2, 4, 8, 16, 32):
         a, b = (look.value(look.arm(method=m, batch_size=size), "step_ms") for m in (G, N))
         found.append(a - b)
-    return all(within(v, 22, 29, 0.5) for v in found), ", ".join(f"{v:.1f}" for v in found) + " ms at batch 2 to 32"
+    return all(within(v, 22, 29, 0.5) for v in found), ", ".join(
+        fmt.fixed(v, 1) for v in found
+    ) + " ms at batch 2 to 32"
 
 
 def batch_savings(look: Look) -> tuple[bool, str]:
@@ -235,7 +240,7 @@ def cap(gb: float, **expected: str) -> Check:
     def check(look: Look) -> tuple[bool, str]:
         optimizer = "adamw" if gb == 46 else "adamw8bit"
         found = {m: look.status(look.arm(method=m, optimizer=optimizer, memory_cap_gb=gb)) for m in expected}
-        text = "; ".join(f"{m} {'runs' if s == 'ok' else 'runs out of memory'}" for m, s in found.items())
+        text = "; ".join(f"{display('method', m)} {RAN[s]}" for m, s in found.items())
         return found == expected, text
 
     return check
@@ -276,4 +281,4 @@ def accumulation_savings(look: Look) -> tuple[bool, str]:
     for a in (2, 4, 8):
         g, s = (look.value(look.arm(method=m, accumulation=a), "peak_allocated_gb") for m in (G, SONAR))
         found.append(g - s)
-    return all(abs(v - 12.9) <= 0.5 for v in found), ", ".join(f"{v:.1f}" for v in found) + " GB at A = 2, 4, 8"
+    return all(abs(v - 12.9) <= 0.5 for v in found), ", ".join(fmt.fixed(v, 1) for v in found) + " GB at A = 2, 4, 8"

@@ -21,7 +21,8 @@ STYLES = {HOLDS: "green", FAILS: "red", NOT_MEASURED: "dim"}
 def tally(found: Found) -> str:
     """How many hold, fail and are not measured, in one line."""
     counts = Counter(verdict.status for _, verdict in found)
-    return ", ".join(f"{counts.get(status, 0)} {status}" for status in (HOLDS, FAILS, NOT_MEASURED))
+    words = {HOLDS: "hold", FAILS: "fail", NOT_MEASURED: "not measured"}
+    return ", ".join(f"{counts.get(status, 0)} {word}" for status, word in words.items())
 
 
 def show(found: Found, console: Console | None = None) -> None:
@@ -36,7 +37,7 @@ def show(found: Found, console: Console | None = None) -> None:
         console.print(head + Text(f"{claim.section}: {claim.sentence}", style=""))
         said = "; ".join(part for part in (verdict.figures, verdict.evidence and f"[{verdict.evidence}]") if part)
         if said:
-            console.print(Padding(Text(said, style="dim"), (0, 0, 0, 13)))
+            console.print(Padding(Text(said, style="dim"), (0, 0, 0, 13), expand=False))
     console.print(Text(f"\n{tally(found)}", style="bold"))
 
 

@@ -10,8 +10,8 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from ..axes import display
 from ..cards import cards, smallest
 from ..collection import Collection
-from ..confront import setup
 from ..records import Record
+from ..tables.confront import setup
 from ..tables.practice import fits_records, peak_gb
 from . import style
 from .base import Drawn, FigureSpec
@@ -47,6 +47,10 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     axes.set_yticks(range(len(rows)), [f"{display('optimizer', o)}: {what}" for o, what in rows])
     axes.xaxis.tick_top()
     axes.grid(False)
+    axes.set_xticks([j - 0.5 for j in range(1, len(models))], minor=True)
+    axes.set_yticks([i - 0.5 for i in range(1, len(rows))], minor=True)
+    axes.grid(True, which="minor", color="white", linewidth=2)
+    axes.tick_params(which="minor", length=0)
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -64,4 +68,4 @@ def _dark(colour: str) -> bool:
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
-SPEC = FigureSpec("fits", "Which card holds what", "fits", ("forecast",), draw)
+SPEC = FigureSpec("fits_map", "Which card holds what: heat map", "fits", ("forecast",), draw)

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..axes import display
 from ..collection import Collection
-from ..confront import rows
 from ..published import paper
 from ..tables.accuracy import MEMORY_SOURCES, PEAKS
+from ..tables.confront import rows
 from . import style
 from .base import Drawn, FigureSpec
 
@@ -24,7 +24,7 @@ def draw_errors(origins: Sequence[Collection], scale: str) -> Drawn:
         return Drawn(None, missing=True)
     figure, panels = style.new(2, 2.7, sharey=True)
     for axes, name, title, goal in zip(panels, PEAKS, ("Peak allocated", "Peak reserved"), (1.0, 2.0)):
-        axes.axhspan(-goal, goal, color="#EEEEEE", zorder=0, label=f"Goal: ±{goal:g}%")
+        axes.axhspan(-goal, goal, color="#EEEEEE", zorder=0)
         axes.axhline(0, color="#888888", linewidth=0.8)
         for source, colour, marker in zip(
             MEMORY_SOURCES, (style.BLUE, style.ORANGE, style.VERMILLION, style.GREEN), "o^sD"
@@ -33,7 +33,7 @@ def draw_errors(origins: Sequence[Collection], scale: str) -> Drawn:
             axes.plot(
                 [p.published for p in found], [p.error for p in found], marker, color=colour, label=source, alpha=0.85
             )
-        axes.set_title(title)
+        axes.set_title(f"{title} (grey: goal of ±{goal:g}%)")
         axes.set_xlabel("Printed peak (GB)")
     panels[0].set_ylabel("Error of the forecast (%)")
     largest = max(abs(p.error) for p in pairs)

@@ -85,14 +85,13 @@ def draw_frontier(origins: Sequence[Collection], scale: str) -> Drawn:
     else:
         return Drawn(None, missing=True)
     figure, (axes,) = style.new(1, 3.6, width=6.0)
-    unit, name = (1e-3, "MB") if max(p[1] for p in points) < 1 else (1, "GB")
+    unit, symbol = (1e-3, "MB") if max(p[1] for p in points) < 1 else (1, "GB")
     for optimizer, size, loss, spread in points:
         colour, marker = look(optimizer)
-        axes.errorbar(
-            size / unit, loss, yerr=spread, color=colour, marker=marker, markersize=7, linestyle="none", capsize=3, elinewidth=1,
-            label=NAMES.get(optimizer, optimizer),
-        )  # fmt: skip
-    axes.set_xlabel(f"Optimizer state and hidden buffer ({name})")
+        look_of_it = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none"}
+        name = NAMES.get(optimizer, optimizer)
+        axes.errorbar(size / unit, loss, yerr=spread, capsize=3, elinewidth=1, label=name, **look_of_it)
+    axes.set_xlabel(f"Optimizer state and hidden buffer ({symbol})")
     axes.set_ylabel("Evaluation loss (nats per token)")
     axes.set_xlim(left=0)
     axes.margins(x=0.08, y=0.12)

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..axes import command, display
 from ..collection import Collection
-from ..confront import EXPERIMENTS, Pair, find, median, rows, setup, statement_value
 from ..published import paper
 from . import format as fmt
+from .confront import EXPERIMENTS, Pair, find, median, rows, setup, statement_value
 from .spec import Block, Cell, Custom, Header, Table
 
 MEMORY_SOURCES = ("Table 1", "Table 3", "Table 6", "Table 8")

@@ -14,6 +14,7 @@ from . import format as fmt
 from .spec import Cell, Column, Header
 
 COUNTED = ("differ", "parameters", "total")
+TINY = "A tiny model: not a loss to hold against a printed one."
 RANDOM = "Random weights: a check that training works, not a result to hold against a printed one."
 TICKS = {"ok": "✓", "oom": "OOM"}
 
@@ -126,7 +127,11 @@ def _ours(m: Metric, arm: Arm, value: Value, setting: Setting, look: Look, reaso
         text = fmt.spread(value.mean, value.spread, value.n, look.decimals)
     if look.delta is not None:
         text += f" ({fmt.percent(look.delta)})"
-    reasons = [*value.notes, *reasons, *([RANDOM] if value.mean is not None and _is_random(m, arm, setting) else [])]
+    reasons = [
+        *value.notes,
+        *reasons,
+        *([TINY if setting.from_scratch else RANDOM] if value.mean is not None and _is_random(m, arm, setting) else []),
+    ]
     reasons += (
         [f"Run with further overrides: {r.data['arm_id']}." for r in arm.ok if is_further(r)] if not extra else []
     )

@@ -8,10 +8,10 @@ from typing import Any
 from ..axes import display
 from ..cards import cards, smallest
 from ..collection import Collection
-from ..confront import setup
 from ..metrics import metric
 from ..records import Record
 from . import format as fmt
+from .confront import setup
 from .spec import Block, Cell, Column, Custom, Header, Table, TableSpec
 
 

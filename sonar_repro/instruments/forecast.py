@@ -10,8 +10,8 @@ Use inside :func:`sonar_repro.models.fake.fake_environment`::
         meter.run(environment, step, batch_size=2, max_length=256)   # step(micro_batches): the shared training step
         meter.read()
 
-Three steps are recorded: the first (it creates the optimizer state), one at half length, one with every position of the batch
-filled. The last two are steady; between them every block's size is a line in the batch length, and the replay goes on over
+Three steps are recorded: the first (it creates the optimizer state), one at half length, one with every position of the
+batch filled. The last two are steady; between them every block's size is a line in the batch length, and the replay goes on over
 a stated sequence of lengths (:mod:`sonar_repro.instruments.template`), because the allocator's fragmentation, and with
 it reserved memory, depends on the lengths that came before.
 """
@@ -34,7 +34,6 @@ from sonar_repro.instruments.tracker import AllocationTracker
 
 #: Steps of drawn lengths that are replayed behind the recorded ones.
 REPLAYED_STEPS = 64
-RECORDED_STEPS = 3
 
 
 class ForecastMeter:
@@ -62,8 +61,9 @@ class ForecastMeter:
         self.workspace = cublas_workspace_bytes(compute_capability)
         self.tracker = AllocationTracker(events=True, device_model=CudaModel(self.workspace), observers=observers)
         self.sequence: dict[str, Any] = {}
+        self._recorded: list[list[int]] = []
         self._steps: list[list[int]] = []
-        self._lengths: tuple[int, int] | None = None
+        self._template: StepTemplate | None = None
         self._report: AllocatorReport | None = None
 
     def __enter__(self) -> ForecastMeter:
@@ -108,34 +108,42 @@ class ForecastMeter:
         if max_length < 2:
             raise UserError(f"data.max_length={max_length}: a forecast needs at least 2 tokens a sequence")
         drawn = self._draw(batch_size, max_length, accumulation, seed, replayed_steps)
-        half = max_length // 2
-        recorded = [drawn[0], [half] * accumulation, [max_length] * accumulation]
-        for number, lengths in enumerate(recorded, 1):
-            if number < RECORDED_STEPS:
-                self.phase("warmup" if number == 1 else "measured")
-            self.tracker.step(number)
+        self._recorded, self._template, reason = [], None, None
+        self._report = None
+
+        def record(length: int | Sequence[int]) -> None:
+            lengths = list(length) if isinstance(length, Sequence) else [length] * accumulation
+            self._recorded.append(lengths)
+            self.tracker.step(len(self._recorded))
             step(self._micro_batches(environment, batch_size, lengths, padded))
-        self.tracker.step("end")
-        self._steps, self._lengths, self._report = drawn[1:], (half, max_length), None
+
+        self.phase("warmup")
+        record(drawn[0])
+        self.phase("measured")
+        # A kernel that changes its algorithm between the two lengths leaves no template: then closer ones are tried.
+        for shorter in (max_length // 2, max_length - max(1, max_length // 8)):
+            record(shorter)
+            record(max_length)
+            self.tracker.step("end")
+            try:
+                self._template, reason = StepTemplate(self.tracker.log, (shorter, max_length)), None
+                break
+            except NoTemplate as error:
+                reason = str(error)
+        self._steps = drawn[1:] if self._template is not None else []
         self.sequence = {
             "lengths": "alpaca-like, the longest of each micro-batch",
             "seed": seed,
-            "recorded": recorded,
+            "recorded": self._recorded,
             "replayed_steps": len(self._steps),
             "padded": padded,
-            "reason": None,
+            "reason": reason,
         }
 
     def report(self) -> AllocatorReport:
         """The replay, made once; without a template (``sequence["reason"]`` says why) of the recorded steps only."""
         if self._report is None:
-            continuation = None
-            if self._steps and self._lengths is not None:
-                try:
-                    template = StepTemplate(self.tracker.log, self._lengths)
-                    continuation = template.over(self._steps, RECORDED_STEPS + 1)
-                except NoTemplate as error:
-                    self.sequence.update(replayed_steps=0, reason=str(error))
+            continuation = self._template.over(self._steps, len(self._recorded) + 1) if self._template else None
             self._report = replay(self.tracker.log, self.cap_bytes, continuation)
         return self._report
 
@@ -169,7 +177,7 @@ class ForecastMeter:
 
     def timeline(self, points: int = 240) -> dict[str, Any]:
         """Bytes by owner over the full-length steady step."""
-        return step_timeline(self.tracker.log, RECORDED_STEPS, points)
+        return step_timeline(self.tracker.log, len(self._recorded), points)
 
     @staticmethod
     def _draw(batch_size: int, max_length: int, accumulation: int, seed: int, steps: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from ..errors import UserError
@@ -45,6 +46,33 @@ def refuse_reentrant(model: nn.Module) -> None:
             raise UserError(
                 f"{name or 'the model'} uses re-entrant checkpointing, which can fire a hook twice: "
                 "pass gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+
+
+def refuse_local_gradients(unit: HookedTensor, reduced: bool) -> None:
+    """Under DDP a hook sees this process's own gradient: every rank would update its experts to other values."""
+    if reduced or hasattr(unit.parameter, "device_mesh") or not torch.distributed.is_available():
+        return
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if processes > 1:
+        raise UserError(
+            f"{unit.name} is not sharded and {processes} processes train it: its hook sees gradients that are not "
+            "averaged; shard the model with FSDP2, or set optimizer.gradients_are_reduced if they are"
+        )
+
+
+def keeps_hidden_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an inner optimizer (MESH, MESH-B) keeps momentum in gradient buffers between ``prepare`` and ``step``."""
+    return getattr(optimizer, "_hidden", None) is not None
+
+
+def refuse_hidden_momentum(units: Sequence[HookedTensor], schedule: Schedule) -> None:
+    """Hidden momentum needs its gradient buffer for the whole step; a hook frees it."""
+    for unit in units:
+        if any(keeps_hidden_momentum(inner.optimizer) for inner in unit.inners):
+            raise UserError(
+                f"{schedule.name} frees the gradient of {unit.name} inside backward, but the optimizer hides its "
+                "momentum in that gradient: use the full-state variant (mesh_full, mesh_b_full) or a standard_* method"
             )
 
 

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
 from ..errors import UserError
 from .inner import HookedTensor
 from .norms import joint_norm, tensor_norm
+from .ranges import CLIP, named_range
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class LaggedClip(Clip):
 
 
 class KeptClip(Clip):
-    """``clip=kept``: hooked gradients wait on the device until the joint norm is known ("delaying the update", Limitations).
+    """``clip=kept``: hooked gradients wait on the device for the joint norm ("delaying the update", Limitations).
 
     The update is ``clip=all``'s; so is the memory. It is there for comparison.
     """
@@ -187,7 +188,8 @@ class OffloadedClip(Clip):
             unit = next(iter(self._host))
             unit.parameter.grad = self._host.pop(unit).to(unit.parameter.device)
             if self._total is not None and id(unit.parameter) in self.ids:
-                clip_grads_with_norm_([unit.parameter], self.max_norm, self._total)
+                with named_range(CLIP):
+                    clip_grads_with_norm_([unit.parameter], self.max_norm, self._total)
             yield unit
 
     def reset(self) -> None:

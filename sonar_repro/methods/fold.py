@@ -11,14 +11,14 @@ g_a, which ends at b1 m + (1-b1) G. The second moment is not linear. Each micro-
 
 The cross terms would need G itself, that is, the memory that folding saves. They vanish in expectation when the
 micro-batches' gradients are uncorrelated (noise dominates, as in fine-tuning with tiny batches), and are largest when
-all g_a agree: then the new part of v_std is A times that of v_fold, and the folded update is up to sqrt(A) times longer;
-never more, since (sum g_a)^2 <= A sum g_a^2. (§4.4's update-at-each schedule has b2^A and A updates.)
+all g_a agree: then the new part of v_std is A times that of v_fold, and the folded update is up to sqrt(A) times
+longer; never more, since (sum g_a)^2 <= A sum g_a^2. (§4.4's update-at-each schedule has b2^A and A updates.)
 AdamA (Zhang et al. 2023) folds in the same way.
 
 SGD with momentum. The buffer is linear: buf <- mu buf + (g_1 + wd W), then buf <- buf + g_a, is the standard schedule
 up to the rounding of the sum.
 
-Lion has two different mixtures of m and G and one buffer; Nesterov momentum needs G beside the buffer: both are refused.
+Lion has two different mixtures of m and G and one buffer; Nesterov momentum needs G beside the buffer: refused.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from . import state as states
 from .attachment import Attachment
 from .clipping import CLIPS, ClipReport
 from .inner import EXECUTION_KEYS, Factory, HookedTensor, Inner, outer_groups
+from .ranges import CLIP, OPTIMIZER, named_range
 from .replay import Replay
 from .schedule import Schedule
 
@@ -52,6 +53,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     Attributes:
         optimizer_calls, hook_firings, steps: cumulative counts.
         last_clip: :class:`ClipReport` of the last step.
+        gradients_are_reduced: set it if unsharded gradients are already averaged over processes when hooks see them.
         expert_parameters, other_parameters: what is owned, in model order.
 
     Raises:
@@ -71,6 +73,8 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self.schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
         checks.check_arguments(self.schedule, max_grad_norm, accumulation, accumulation_mode)
         self.accumulation, self.accumulation_mode = accumulation, accumulation_mode
+        self.max_grad_norm = max_grad_norm
+        self.gradients_are_reduced = False
         self.optimizer_calls = self.hook_firings = self.steps = 0
         self.last_clip = ClipReport(None, "none")
         self._attachment = Attachment(model, self.schedule.needs_experts)
@@ -105,6 +109,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
                 rest.append((o.name, o.parameter))
         for unit in self._hooked:
             unit.build(factory, model)
+        checks.refuse_hidden_momentum(self._hooked, self.schedule)
         self._end = [Inner(factory(rest, model), rest)] if rest else []
         self._inners = [inner for unit in self._hooked for inner in unit.inners] + self._end
         kinds = sorted({type(inner.optimizer).__name__ for inner in self._inners})
@@ -147,19 +152,24 @@ class ScheduledOptimizer(torch.optim.Optimizer):
             raise checks.too_many_firings(unit, self.accumulation)
         if self.hook_firings == 0:
             checks.refuse_reentrant(self._attachment.model)
+            checks.refuse_local_gradients(unit, self.gradients_are_reduced)
         self.hook_firings += 1
-        if not self._clip.on_gradient(unit):
+        with named_range(CLIP):
+            use_now = self._clip.on_gradient(unit)
+        if not use_now:
             return
-        if self._folds:
-            fold.fold_in(unit, first=unit.firings == 1)
-        else:
-            self.optimizer_calls += unit.update()
+        with named_range(OPTIMIZER):
+            if self._folds:
+                fold.fold_in(unit, first=unit.firings == 1)
+            else:
+                self.optimizer_calls += unit.update()
         unit.parameter.grad = None
 
     def clip_gradients(self) -> ClipReport:
         """Clip what the schedule names, once a step; ``step`` does it if the loop did not."""
         if not self._clipped:
-            self.last_clip = self._clip.finish()
+            with named_range(CLIP):
+                self.last_clip = self._clip.finish()
             self._clipped = True
         return self.last_clip
 
@@ -189,10 +199,11 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         checks.check_hooks_worked(self._hooked)
         self.clip_gradients()
         with_grad = {id(o.parameter) for o in self._owned if o.parameter.grad is not None} if first else set()
-        self._update_late()
-        for inner in self._end:
-            inner.step()
-            self.optimizer_calls += 1
+        with named_range(OPTIMIZER):
+            self._update_late()
+            for inner in self._end:
+                inner.step()
+                self.optimizer_calls += 1
         if first:
             checks.check_all_stepped(self._hooked, self._end, with_grad)
         self.steps += 1
@@ -210,6 +221,16 @@ class ScheduledOptimizer(torch.optim.Optimizer):
                 self.optimizer_calls += fold.apply(unit)
 
     @property
+    def expert_names(self) -> list[str]:
+        """Names of the expert tensors, in model order."""
+        return [o.name for o in self._owned if o.expert is not None]
+
+    @property
+    def needs_prepare(self) -> bool:
+        """Whether :meth:`prepare` does something (an inner optimizer keeps hidden momentum)."""
+        return any(checks.keeps_hidden_momentum(inner.optimizer) for inner in self._inners)
+
+    @property
     def passes(self) -> int:
         """Backward passes a step: 2 for ``clip=exact``, else 1."""
         return self._clip.passes
@@ -225,7 +246,8 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         replay = Replay(self._attachment.model)
         self._clip.measure()
         yield 0
-        self._clip.apply([p for inner in self._end for _, p in inner.named])
+        with named_range(CLIP):
+            self._clip.apply([p for inner in self._end for _, p in inner.named])
         for unit in self._hooked:
             unit.firings = 0
         replay.restore()

@@ -11,8 +11,8 @@ from torch import nn
 class Replay:
     """The state that a forward pass reads besides parameters and inputs, captured now and restored later.
 
-    Random generators of torch (host, and each device that holds a parameter) and of Python; and the module's buffers
-    (running statistics), copied here and put back where the first pass changed them.
+    Random generators of torch (host, and each device that holds a parameter) and of Python; and copies of the module's
+    buffers (running statistics). Version counters do not tell which buffers changed: batch_norm does not bump them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -20,7 +20,7 @@ class Replay:
         self._host = torch.get_rng_state()
         self._devices = {d: torch.get_device_module(d).get_rng_state(d) for d in devices if d.type != "meta"}
         self._python = random.getstate()
-        self._buffers = [(b, b.detach().clone(), b._version) for b in model.buffers()]
+        self._buffers = [(b, b.detach().clone()) for b in model.buffers()]
 
     def restore(self) -> None:
         """Put everything back."""
@@ -29,6 +29,5 @@ class Replay:
             torch.get_device_module(device).set_rng_state(state, device)
         random.setstate(self._python)
         with torch.no_grad():
-            for buffer, saved, version in self._buffers:
-                if buffer._version != version:
-                    buffer.copy_(saved)
+            for buffer, saved in self._buffers:
+                buffer.copy_(saved)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ def _descent(group: dict[str, Any]) -> Descent:
 
 
 def _batches(optimizer: Any, parameter: Parameter, source: Tensor, block: bool = False) -> list[MatrixBatch]:
+    """The logical matrices of a parameter that move in this step, with their V if the rule has blocks."""
     layout = optimizer._roles[parameter].layout
     optimizer._count(parameter)
     views = zip(layout.views(parameter.detach()), layout.views(source.contiguous()))
@@ -53,7 +54,16 @@ def _batches(optimizer: Any, parameter: Parameter, source: Tensor, block: bool =
         v = optimizer._statistic(parameter, "V", layout.statistic_shape(parameter.shape, layout.axis))
         for batch, statistic in zip(batches, layout.statistic_views(v, layout.axis)):
             batch.statistic = statistic
-    return batches
+    live = optimizer._live_experts(parameter)
+    return batches if live is None else [part for batch in batches for part in _only(batch, live)]
+
+
+def _only(batch: MatrixBatch, live: Sequence[bool]) -> list[MatrixBatch]:
+    """The matrices of live experts: a slice an expert (two matrices of a fused pair)."""
+    each = batch.weight.shape[0] // len(live)
+    slices = [slice(e * each, (e + 1) * each) for e, alive in enumerate(live) if alive]
+    v = batch.statistic
+    return [MatrixBatch(batch.weight[s], batch.source[s], None if v is None else v[s], batch.axis) for s in slices]
 
 
 def _apply_sinkhorn(optimizer: Any, group: dict[str, Any], hidden: Hidden) -> None:
@@ -61,12 +71,12 @@ def _apply_sinkhorn(optimizer: Any, group: dict[str, Any], hidden: Hidden) -> No
     from_g = rule.block and group["stat"] == "G" and rule.momentum == "full"
     batches = []
     for parameter, source in _sources(optimizer, group, hidden):
-        mine = _batches(optimizer, parameter, source, rule.block)
-        batches += mine
+        batches += _batches(optimizer, parameter, source, rule.block)
         if from_g and parameter.grad is not None:
-            for batch, raw in zip(mine, optimizer._roles[parameter].layout.views(parameter.grad.contiguous())):
-                mean = block_mean_square(MatrixBatch(batch.weight, raw, axis=batch.axis))
-                update_statistics_([batch.statistic], [mean], group["betas"][1])
+            layout = optimizer._roles[parameter].layout
+            parts = layout.statistic_views(optimizer.state[parameter]["V"], layout.axis)
+            for raw, v in zip(layout.views(parameter.grad.contiguous()), parts):
+                update_statistics_([v], [block_mean_square(MatrixBatch(raw, raw, axis=layout.axis))], group["betas"][1])
     scale = BlockScale(group["betas"][1], group["bounds"], update=not from_g) if rule.block else None
     how = Normalisation(group["rounds"], group["eps"], group["form"])
     sinkhorn_update_(batches, _descent(group), how, multiplier=scale)

@@ -60,6 +60,7 @@ class HiddenMomentum:
         stored: reads H of a parameter (``None`` at the start); H itself is kept by the optimizer, so that it is in the
             state dict.
         diagnostics: keep a shadow H, computed outside the gradient buffer, and compare (costs two more copies).
+        watch_idle: note which experts got a gradient, for :meth:`live_experts`.
 
     Attributes:
         prepares: calls of ``prepare`` that reattached H; calls between two steps are idempotent.
@@ -71,6 +72,7 @@ class HiddenMomentum:
         named: Iterable[tuple[str, Parameter]],
         stored: Callable[[Parameter], Tensor | None],
         diagnostics: bool = False,
+        watch_idle: bool = False,
     ) -> None:
         self.slots = [_Slot(name, parameter) for name, parameter in named]
         self._stored = stored
@@ -79,6 +81,7 @@ class HiddenMomentum:
         self.last_cosine: Tensor | None = None
         self.last_relative_error: Tensor | None = None
         self._shadow = Shadow(self.slots) if diagnostics else None
+        self._live = LiveExperts(self.slots) if watch_idle else None
         me = weakref.ref(self)
         handles = [
             slot.parameter.register_post_accumulate_grad_hook(_Hook(me, index)) for index, slot in enumerate(self.slots)
@@ -114,6 +117,8 @@ class HiddenMomentum:
             slot.parameter.grad = slot.buffer
             slot.attached, slot.backwards = True, 0
             slot.storage, slot.version = _storage(slot.buffer), slot.buffer._version
+        if self._live:
+            self._live.begin()
         if self._shadow:
             self._shadow.begin([beta1_of(slot.parameter) for slot in self.slots])
 
@@ -146,13 +151,7 @@ class HiddenMomentum:
             return
         self._task = task
         queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._end_of_backward))
-
-    def _end_of_backward(self) -> None:
-        for slot in self.slots:
-            grad = slot.parameter.grad
-            if slot.attached and grad is not None and _storage(grad) == slot.storage:
-                slot.version = grad._version
+        queue(lambda: queue(self.accept))
 
     def collect(self) -> dict[Parameter, Tensor]:
         """H of this step for every parameter, after the checks; the buffers stay where they are until ``stash``.
@@ -172,6 +171,17 @@ class HiddenMomentum:
         if self._shadow:
             self.last_cosine, self.last_relative_error = self._shadow.compare(self.slots)
         return {slot.parameter: slot.buffer for slot in self.slots}
+
+    def live_experts(self, parameter: Parameter) -> Tensor | None:
+        """Which experts got a gradient since ``prepare``, bool ``[E]``; ``None`` if none did or it is not watched."""
+        return self._live.of(parameter) if self._live else None
+
+    def accept(self) -> None:
+        """The gradients were changed on purpose in a way that is right for H too (an all-reduce written by hand)."""
+        for slot in self.slots:
+            grad = slot.parameter.grad
+            if slot.attached and grad is not None and _storage(grad) == slot.storage:
+                slot.version = grad._version
 
     def stash(self) -> None:
         """End of the step: the buffers leave the gradients."""
@@ -242,6 +252,37 @@ class _Hook:
 
     def __call__(self, parameter: Tensor) -> None:
         _accumulated(self.owner, self.index, parameter)
+
+
+class LiveExperts:
+    """Which experts of each parameter ``[E, ...]`` got a gradient that is not exactly 0, over the passes of a step."""
+
+    def __init__(self, slots: Sequence[_Slot]) -> None:
+        self._seen: dict[int, Tensor] = {}
+        handles = [slot.parameter.register_hook(self._hook(id(slot.parameter))) for slot in slots]
+        weakref.finalize(self, _remove, handles)
+
+    def _hook(self, key: int) -> Callable[[Tensor], None]:
+        me = weakref.ref(self)
+
+        def look(grad: Tensor) -> None:
+            live = me()
+            if live is not None:
+                new = expert_is_live(grad)
+                live._seen[key] = new | live._seen[key] if key in live._seen else new
+
+        return look
+
+    def begin(self) -> None:
+        self._seen.clear()
+
+    def of(self, parameter: Parameter) -> Tensor | None:
+        return self._seen.get(id(parameter))
+
+
+def expert_is_live(grad: Tensor) -> Tensor:
+    """bool ``[E]``: whether each slice of a gradient ``[E, ...]`` has an element that is not 0."""
+    return torch.linalg.vector_norm(grad, torch.inf, dim=tuple(range(1, grad.ndim))) != 0
 
 
 class Shadow:

@@ -16,6 +16,7 @@ expert that gets no token keeps moving at full length along its decaying H: Sink
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,9 +25,9 @@ from torch.nn import Parameter
 
 from ..errors import UserError
 from .apply import DIRECTIONS, MOMENTUM
-from .hidden import HiddenMomentum
+from .hidden import HiddenMomentum, expert_is_live
 from .roles import ROLES, Named, ParameterRole, assign_roles
-from .settings import RULES, VARIANTS, Settings, make_settings
+from .settings import VARIANTS, Settings, make_settings
 from .squares import arithmetic_dtype
 
 
@@ -57,7 +58,16 @@ class MeshOptimizer(torch.optim.Optimizer):
         momentum = {p: settings.rule(g["rule"]).momentum for g in self.param_groups for p in g["params"]}
         self.hidden_parameters = [p for p, kind in momentum.items() if kind != "none"]
         hidden = [(r.name, r.parameter) for r in roles if momentum[r.parameter] == "hidden"]
-        self._hidden = HiddenMomentum(hidden, self._stored_momentum, settings.diagnostics) if hidden else None
+        hold = settings.idle == "hold"
+        options = {"diagnostics": settings.diagnostics, "watch_idle": hold}
+        self._hidden = HiddenMomentum(hidden, self._stored_momentum, **options) if hidden else None
+        self._ready = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only for the constructor: a later parameter would have no role. Raises UserError afterwards."""
+        if getattr(self, "_ready", False):
+            raise UserError("add_param_group after the optimizer was built: unfreeze or add parameters, then build it")
+        super().add_param_group(param_group)
 
     def _stored_momentum(self, parameter: Parameter) -> Tensor | None:
         return self.state[parameter].get(MOMENTUM) if parameter in self.state else None
@@ -129,6 +139,28 @@ class MeshOptimizer(torch.optim.Optimizer):
         """Everything outside expert momentum: what a global norm may measure and scale."""
         out = set(self.hidden_parameters)
         return [p for group in self.param_groups for p in group["params"] if p not in out]
+
+    def accept_gradients(self) -> None:
+        """Call after changing gradients by hand in a way that is right for H too, such as an all-reduce mean.
+
+        Hidden momentum refuses any other write between prepare and step; DDP needs no such call.
+        """
+        if self._hidden:
+            self._hidden.accept()
+
+    def _live_experts(self, parameter: Parameter) -> list[bool] | None:
+        """Which experts of a routed tensor move in this step (``idle=hold``); ``None``: all."""
+        role = self._roles[parameter]
+        if self.settings.idle == "move" or role.role != "routed" or parameter.ndim < 3:
+            return None
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise UserError("idle='hold' in several processes: each sees its own tokens only; use idle='move'")
+        hidden = self._hidden.live_experts(parameter) if self._hidden else None
+        if hidden is None and not self._hidden and parameter.grad is not None:
+            hidden = expert_is_live(parameter.grad)
+        if hidden is None:
+            return [False] * parameter.shape[0]
+        return hidden.tolist() if type(hidden) is Tensor else None  # fake tensors have no values: all move
 
     def _clip(self) -> None:
         if self.settings.clip is not None:
@@ -246,12 +278,11 @@ def build(named_params: Named, model: nn.Module, *, variant: str, **hyper: Any) 
             parameter given twice or unknown to the model.
     """
     settings = make_settings(variant, hyper)
-    expert_rules = {RULES[settings.rules()[role]] for role in ("routed", "shared")}
-    need_routed = any(rule.momentum != "none" or rule.block for rule in expert_rules)
-    special = variant not in ("sinkgd", "sage", "direct", "mesh_adamw") or "routed" in settings.roles
-    roles = assign_roles(
-        [(n, p) for n, p in named_params if p.requires_grad], model, need_routed=need_routed or special
-    )
+    needed = set(settings.roles) | (set() if variant in ("sinkgd", "sage", "direct", "mesh_adamw") else {"routed"})
+    roles = assign_roles([(n, p) for n, p in named_params if p.requires_grad], model, needed=needed)
+    if settings.partition == "fused":
+        whole = {"parts": 1, "interleaved": False}
+        roles = [replace(r, layout=r.layout and replace(r.layout, **whole)) for r in roles]
     return MeshOptimizer(roles, settings)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -130,7 +130,7 @@ class _Facts:
 
     by_id: dict[int, _Fact]
     by_storage: dict[int, _Fact]
-    routed: int
+    roles: frozenset[str]
 
     def of(self, parameter: Parameter) -> _Fact | None:
         fact = self.by_id.get(id(parameter))
@@ -166,33 +166,32 @@ def _facts(model: nn.Module) -> _Facts:
                 role_of.setdefault(id(parameter), (role, layouts.get(name, Layout())))
     for parameter in vocabulary_parameters(model):
         role_of[id(parameter)] = ("vocabulary", Layout())
-    routed_count = sum(role == "routed" for role, _ in role_of.values())
     for parameter in model.parameters():
         plain = ("one_d", None) if _is_vector(parameter) else ("dense", Layout())
         role_of.setdefault(id(parameter), plain)
     by_id = {id(p): _Fact(p, *role_of[id(p)]) for p in model.parameters()}
     by_storage = {p.untyped_storage()._cdata: by_id[id(p)] for p in model.parameters()}
-    return _Facts(by_id, by_storage, routed_count)
+    return _Facts(by_id, by_storage, frozenset(fact.role for fact in by_id.values()))
 
 
-def assign_roles(named: Named, model: nn.Module, *, need_routed: bool = False) -> list[ParameterRole]:
+def assign_roles(named: Named, model: nn.Module, *, needed: Collection[str] = ()) -> list[ParameterRole]:
     """The role of each given parameter, in order.
 
     Args:
         named: any subset of the model's parameters, or per-expert views of its batched ones (found by their storage).
-        need_routed: refuse a model without routed experts.
+        needed: roles that the model must have (an ablation of a role that is not there would run something else).
 
     Raises:
-        UserError: a parameter that is given twice, is not the model's, or is sharded; no routed experts.
+        UserError: a parameter that is given twice, is not the model's, or is sharded; a needed role is missing.
     """
     model = unwrap(model)
     facts = _facts_of.get(model)
     if facts is None or any(facts.of(p) is None and facts.of_view(p) is None for _, p in named):
         facts = _facts_of[model] = _facts(model)
-    if need_routed and not facts.routed:
-        raise UserError(
-            f"{type(model).__name__} has no routed experts: MESH variants need a mixture of experts; use variant direct"
-        )
+    if missing := [role for role in ROLES if role in needed and role not in facts.roles]:
+        what = "routed experts: MESH needs a mixture of experts; use variant direct"
+        what = what if missing == ["routed"] else f"parameter with the role {missing[0]}: leave roles.{missing[0]} out"
+        raise UserError(f"{type(model).__name__} has no {what}")
     twice = [name for name, count in Counter(id(p) for _, p in named).items() if count > 1]
     if twice:
         raise UserError(f"parameter {dict((id(p), n) for n, p in named)[twice[0]]} is given twice: own each once")

@@ -118,6 +118,8 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "adamw_lr": _ZERO_UP,
     "adamw_betas": _PAIR,
     "adamw_weight_decay": _ZERO_UP,
+    "partition": _choice("split", "fused"),
+    "idle": _choice("move", "hold"),
     "diagnostics": (lambda v: isinstance(v, bool), "true or false"),
 }
 
@@ -139,6 +141,9 @@ class Settings:
         clip: global-norm bound over everything outside expert momentum; ``None`` clips nothing (the paper prints none).
         adamw_lr, adamw_betas, adamw_weight_decay: of the roles on AdamW: 6e-4, (0.9, 0.95), 0.1 (nanowhale's).
         roles: role -> rule, replaces the variant's (the role ablations).
+        partition: of a fused gate/up tensor: one matrix each (``split``), or ``fused`` [2I, D] (a diagnosis, not MESH).
+        idle: an expert whose gradient is exactly 0 in a step moves on along H (``move``, the paper's rule) or keeps its
+            weights and V (``hold``; for rules with momentum, one process).
         diagnostics: compare hidden momentum with a shadow at every step.
     """
 
@@ -159,6 +164,8 @@ class Settings:
     adamw_betas: tuple[float, float] = (0.9, 0.95)
     adamw_weight_decay: float = 0.1
     roles: Mapping[str, str] = field(default_factory=dict)
+    partition: str = "split"
+    idle: str = "move"
     diagnostics: bool = False
 
     def rules(self) -> dict[str, str]:
@@ -197,7 +204,8 @@ class Settings:
         form = self.form or ("sinkgd" if self.variant == "sinkgd" else "sage")
         tau = self.tau or {"sage": 10.0, "sinkgd": 0.05}[form]
         group |= {"tau": tau, "rounds": self.rounds, "form": form, "direction": rule.direction}
-        group |= {"momentum": rule.momentum}
+        if rule.momentum != "none":
+            group |= {"momentum": rule.momentum, "idle": self.idle}
         return group | ({"stat": self.stat, "bounds": tuple(self.bounds)} if rule.block else {})
 
 

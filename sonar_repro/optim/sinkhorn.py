@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .squares import (
     CPU,
@@ -85,10 +86,8 @@ Multiplier = Callable[[list[Slice], Tensor], Tensor]
 
 
 def _values_readable(tensor: Tensor) -> bool:
-    """Whether reading a value costs no device synchronisation and is possible (fake and meta tensors have none)."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+    """Whether reading a value costs no device synchronisation and is possible (fake tensors have none)."""
+    return tensor.device.type == "cpu" and type(tensor) in (Tensor, Parameter)
 
 
 def _prescale(squares: Squares) -> Tensor | None:
@@ -111,6 +110,20 @@ def _prescale(squares: Squares) -> Tensor | None:
     return scale
 
 
+def _dead(sums: Tensor) -> Tensor | None:
+    """Which of ``[B, k]`` squared norms count as zero; None if none is known to (never on a device: no sync)."""
+    if _values_readable(sums):
+        low, high = torch.aminmax(sums, dim=1)
+        if all(a > DEAD * b for a, b in zip(low.tolist(), high.tolist())):
+            return None
+    return sums <= DEAD * sums.amax(1, keepdim=True)
+
+
+def _inverse_root(sums: Tensor, eps: float | Tensor, dead: Tensor | None) -> Tensor:
+    inverse = sums.sqrt().add_(eps).reciprocal_()
+    return inverse if dead is None else inverse.masked_fill_(dead, 0.0)
+
+
 def scaling_vectors(squares: Squares, how: Normalisation) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """(r ``[B, m]``, c ``[B, n]``, scale ``[B, 1]`` or None, mean square ``[B, m]`` of the rows of scale·G).
 
@@ -119,28 +132,26 @@ def scaling_vectors(squares: Squares, how: Normalisation) -> tuple[Tensor, Tenso
     m, n = squares.m, squares.n
     # ε of a step whose input has rows (columns) of norm √n (√m) instead of 1, and whose sums are means over n (m).
     factors = (math.sqrt(m / n), math.sqrt(n / m)) if how.form == "sage" else (n**-0.5, m**-0.5)
-    row_eps, column_eps = (squares.row_in.new_full((1,), how.eps * factor) for factor in factors)
-    zero = torch.zeros_like(row_eps)
+    row_eps, column_eps, zero = squares.row_in.new_tensor([how.eps * factors[0], how.eps * factors[1], 0.0]).split(1)
     scale = _prescale(squares)
     mean_square = squares.row_out.clone()
     first_eps = how.eps if scale is None else (scale * how.eps).clamp(max=_MAX_SCALED_EPS)
-
-    dead = mean_square <= DEAD * mean_square.amax(1, keepdim=True)
-    r = mean_square.sqrt().add_(first_eps * n**-0.5).reciprocal_().masked_fill_(dead, 0.0)
+    r = _inverse_root(mean_square, first_eps * n**-0.5, _dead(mean_square))
     torch.addcmul(zero, r, r, value=1.0 / m, out=squares.row_in)
     squares.columns()
     sums = squares.column_out
-    dead = sums <= DEAD * sums.amax(1, keepdim=True)
-    c = sums.sqrt().add_(column_eps).reciprocal_().masked_fill_(dead, 0.0)
-    # A row that lives in dead columns only has sum 0 from here on; unmasked it would grow to inf.
-    stranded = bool(dead.any()) if _values_readable(dead) else True
+    dead = _dead(sums)
+    c = _inverse_root(sums, column_eps, dead)
 
-    def update_rows(block: slice) -> None:
-        part, sums = r[:, block], squares.row_out[:, block]
-        if stranded:
+    def update_rows(block: slice | None) -> None:
+        part, sums, squared = r, squares.row_out, squares.row_in
+        if block is not None:
+            part, sums, squared = part[:, block], sums[:, block], squared[:, block]
+        if dead is not None:
+            # A row that lives in dead columns only has sum 0 from here on; unmasked it would grow to inf.
             part.mul_(sums > 0)
         part.div_(torch.addcmul(row_eps, part, sums.sqrt_(), out=sums))
-        torch.addcmul(zero, part, part, value=1.0 / m, out=squares.row_in[:, block])
+        torch.addcmul(zero, part, part, value=1.0 / m, out=squared)
 
     for _ in range(how.rounds - 1):
         torch.addcmul(zero, c, c, value=1.0 / n, out=squares.column_in)

@@ -176,10 +176,10 @@ class ResidentSquares(_Vectors):
         for matrix, vector, out in self._column_products:
             torch.mv(matrix, vector, out=out)
 
-    def sweep(self, update: Callable[[slice], None]) -> None:
-        """One round's two products, with ``update`` (row_out → row_in) between them."""
+    def sweep(self, update: Callable[[slice | None], None]) -> None:
+        """One round's two products, with ``update`` (row_out → row_in; ``None``: of all rows) between them."""
         self.rows()
-        update(slice(0, self.m))
+        update(None)
         self.columns()
 
     def descend(self, row: Tensor, column: Tensor, decay: float) -> None:
@@ -238,7 +238,7 @@ class BlockedSquares(_Vectors):
         for block in self.blocks:
             self.column_out[0].addmv_(self._squares(block).t(), self.row_in[0, block])
 
-    def sweep(self, update: Callable[[slice], None]) -> None:
+    def sweep(self, update: Callable[[slice | None], None]) -> None:
         """One round, both products in one pass: the update of a block's rows comes before its share of the columns."""
         self.column_out.zero_()
         for block in self.blocks:

@@ -14,6 +14,7 @@ from ..config import Config, fingerprint
 from ..data import Batch, BatchStream, DataSpec, load_corpus, sequential_batches
 from ..data import load_tokenizer as embedded_tokenizer
 from ..errors import UserError
+from ..instruments.kernels import profile_steps
 from ..instruments.memory import CudaMeter, TrackerMeter
 from ..instruments.timer import StepTimer
 from ..models.build import DTYPES, architecture, build_random, load_pretrained, load_tokenizer
@@ -25,6 +26,7 @@ from .setup import device_of, environment, prepare_process, set_memory_cap
 from .step import training_step
 
 ATTENTION = "sdpa"
+PROFILED_STEPS = 5
 
 
 def run(config: Config, report: Any) -> None:
@@ -49,11 +51,7 @@ class Training:
 
     def run(self) -> None:
         config, report = self.config, self.report
-        prepare_process(config)
-        self.device = device_of(config)
-        self.experts = require(config.backend.name, self.device.type)
-        report.phase("data")
-        self.load_data()
+        self.prepare()
         self.cap = set_memory_cap(config, self.device)
         if self.device.type == "cpu":
             report.phase("memory")
@@ -65,6 +63,14 @@ class Training:
         self.build()
         self.train(meter)
         self.finish(meter)
+
+    def prepare(self) -> None:
+        """Process settings, device, expert kernels and data: all that :meth:`make_model` needs."""
+        prepare_process(self.config)
+        self.device = device_of(self.config)
+        self.experts = require(self.config.backend.name, self.device.type)
+        self.report.phase("data")
+        self.load_data()
 
     def load_data(self) -> None:
         """Tokenizer and corpus: the checkpoint's tokenizer with its weights, the embedded one with random weights."""
@@ -212,6 +218,9 @@ class Training:
             state = self.optimizer.optimizer_state_bytes()
             report.section("memory", {**meter.read(), **gradient_floor(self.model), "optimizer_state_bytes": state})
         report.section("grad_norm", {"scope": self.optimizer.last_clip.scope, "values": self.norms})
+        if config.task.profile:
+            report.phase("profile")
+            time["kernel_breakdown"] = self.profile()
         report.phase("evaluate")
         heldout = sequential_batches(self.corpus.heldout, config.batch_size, self.corpus.pad_id)
         report.section("loss", {"train": self.train_losses, **evaluate(self.model, heldout, self.device)})
@@ -224,6 +233,20 @@ class Training:
         names = {tensor.name for tensor in find_expert_tensors(self.model)}
         report.section("weights", changed_weights(self.model, self.make_model().named_parameters(), names))
         checkpoint.remove(self)
+
+    def profile(self) -> dict[str, Any]:
+        """Kernel time by kind (Figure 3) over the next batches; at learning rate 0, so that no weight moves."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        accumulation = self.config.accumulation
+        stream = self.stream(start=self.config.steps * accumulation)
+        work = [[next(stream) for _ in range(accumulation)] for _ in range(1 + PROFILED_STEPS)]
+        work = [batches for batches in work if all(batch.supervised_tokens for batch in batches)]
+
+        def step(batches: list[Batch]) -> None:
+            training_step(self.model, self.optimizer, None, inputs(batches, self.device), accumulation)
+
+        return profile_steps(step, work, self.device)
 
 
 def inputs(batches: list[Batch], device: torch.device) -> Iterator[dict[str, torch.Tensor]]:

@@ -162,6 +162,21 @@ def test_a_users_file_counts_by_content_not_by_path(tmp_path):
     assert a == b != c
 
 
+def test_a_users_own_model_config_is_one_arm_named_after_it(tmp_path, capsys):
+    folder = tmp_path / "my-moe"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "olmoe"}')
+    argv = [
+        "+experiment=fits",
+        "scale=forecast",
+        "method=sonar",
+        "optimizer=adamw",
+        f"model.config={folder / 'config.json'}",
+    ]
+    _, out, _ = run_main(capsys, *argv, "dry_run=true", f"runs_dir={tmp_path}")
+    assert out.startswith("1 arms") and "my_moe-grouped_mm-sonar-adamw" in out
+
+
 def test_arm_ids():
     assert arm_id(composed()) == "olmoe-grouped_mm-sonar-adamw-bs2-s42"
     config = composed("accumulation=4", "checkpointing=true", "memory_cap_gb=30.5", "seed=0", "repeat=2")

@@ -136,7 +136,7 @@ def test_plain_loop_and_closure_drive_both_passes():
 
             optimizer.zero_grad()
             if way == "closure":
-                assert float(optimizer.step(closure)) > 0
+                assert float(optimizer.step(closure).detach()) > 0
             else:
                 for _ in optimizer.backward_passes():
                     closure()
@@ -199,12 +199,12 @@ def test_tensor_clip_is_each_tensor_by_its_own_norm(dtype):
     norms = []
 
     def scale(model, experts, rest):
-        norms.extend(torch.nn.utils.clip_grad_norm_([p], 0.1) for p in experts)
-        torch.nn.utils.clip_grad_norm_(rest, 0.1)
+        norms.extend(torch.nn.utils.clip_grad_norm_([p], 0.005) for p in experts)
+        torch.nn.utils.clip_grad_norm_(rest, 0.005)
 
     reference = by_hand(dtype, scale)
-    result, reports, _ = run("sonar_tensor_clip", dtype, max_grad_norm=0.1)
-    assert min(norms) > 0.1
+    result, reports, _ = run("sonar_tensor_clip", dtype, max_grad_norm=0.005)
+    assert min(norms) > 0.005
     assert differing(reference, result) == []
     assert {r.scope for r in reports} == {"non_expert"}
 
@@ -233,19 +233,14 @@ def test_lagged_norm_is_part_of_the_state():
     scheduler = warm_up(optimizer)
     torch.manual_seed(3)
     train(model, optimizer, batches(6)[:3], scheduler)
-    resumed = build_again(model, optimizer)
+    saved = optimizer.state_dict()
+    optimizer.detach()
+    resumed = build(model, "sonar_lagged_clip")
     scheduler_again = warm_up(resumed)
+    resumed.load_state_dict(saved)
     scheduler_again.load_state_dict(scheduler.state_dict())
     train(model, resumed, batches(6)[3:], scheduler_again)
     assert differing(reference, weights(model)) == []
-
-
-def build_again(model, optimizer):
-    saved = optimizer.state_dict()
-    optimizer.detach()
-    fresh = build(model, optimizer.schedule.name)
-    fresh.load_state_dict(saved)
-    return fresh
 
 
 def test_inactive_clip_changes_nothing():

@@ -532,3 +532,21 @@ def silence(gate, expert):
         return logits, top, index
 
     return forward
+
+
+# ---- several processes ----------------------------------------------------------------------------------------------
+
+
+def test_unreduced_gradients_of_several_processes_are_refused(monkeypatch):
+    """Under DDP hooks see local gradients: each rank's experts would go their own way."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    model = tiny_model()
+    optimizer = build(model, "sonar")
+    with pytest.raises(UserError, match="not sharded and 2 processes.*FSDP2"):
+        backward(model, batches(1)[0])
+    optimizer.abandon_step()
+    optimizer.zero_grad()
+    optimizer.gradients_are_reduced = True
+    backward(model, batches(1)[0])
+    optimizer.step()

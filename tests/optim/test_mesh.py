@@ -88,7 +88,7 @@ CASES = [(v, {}) for v in VARIANTS if v != "sinkgd"] + [
     ("mesh_b_full", {"stat": "G"}),
     ("mesh_sign_only", {"sign_source": "H"}),
     ("direct", {"roles": {"routed": "adamw"}}),
-    ("direct", {"roles": {"routed": "sage", "shared": "sage"}}),
+    ("direct", {"roles": {"routed": "sage"}}),
     ("mesh", {"roles": {"vocabulary": "adamw"}}),
     ("mesh", {"roles": {"dense": "adamw"}}),
 ]

@@ -244,5 +244,5 @@ def test_refusals_are_one_line(case):
             roles_of(nn.Linear(2, 2))
         else:
             toy.experts = nn.Linear(8, 8)
-            assign_roles(list(toy.named_parameters()), toy, need_routed=True)
+            assign_roles(list(toy.named_parameters()), toy, needed={"routed"})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .axes import command, display
-from .collection import Arm, Collection, paired_change
-from .metrics import METRICS, Metric, metric
-from .published import Statement, paper
-from .tables.cells import why
-from .tables.sonar import COMPARISONS
+from ..axes import command, display
+from ..collection import Arm, Collection, paired_change
+from ..metrics import METRICS, Metric, metric
+from ..published import Statement, paper
+from .cells import why
+from .sonar import COMPARISONS
 
 # Which experiment makes the arms of a printed source (conf/experiment).
 EXPERIMENTS = {f"Table {n}": f"table{n}" for n in range(1, 9)}
