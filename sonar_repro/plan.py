@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .config import Config, parameter_count
 from .errors import UserError
-from .prerequisites import prerequisites
+from .prerequisites import check_weights, prerequisites
 from .progress import ArmProgress, fail
 from .runner import Arm, check_writable, run, state
 
@@ -30,6 +30,7 @@ def preflight(configs: list[Config]) -> None:
         prerequisites(config)
         if config.dry_run:
             continue  # a plan shows what is needed; it refuses nothing
+        check_weights(config)
         if config.scale.device == "cuda" and cuda_device_count() == 0:
             raise UserError(
                 f"scale={config.scale.name}: needs a CUDA GPU and none is visible; "

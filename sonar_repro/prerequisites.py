@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib.util
 
 from omegaconf import OmegaConf
 
@@ -49,6 +50,25 @@ def prerequisites(config: Config) -> dict[str, Config]:
             side.save_model = True
             return {"trained": side}
     return {}
+
+
+def check_weights(config: Config) -> None:
+    """Raise UserError for a task that reads weights at a scale that has none."""
+    if config.task.name in ("compare_weights", "downstream") and config.scale.device == "fake":
+        raise UserError(
+            f"scale={config.scale.name}: has shapes and no weights, and task={config.task.name} reads weights; "
+            "use scale=smoke or scale=paper"
+        )
+
+
+def missing_library(config: Config) -> str | None:
+    """Why this arm cannot run here whatever runs before it; known before an hour of training. None if it can."""
+    if config.task.name != "downstream":
+        return None
+    missing = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"task=downstream: {' and '.join(missing)} not installed; pip install 'sonar_repro[eval]'"
+    return None
 
 
 def _training(config: Config, method: str, key: str) -> Config:

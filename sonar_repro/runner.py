@@ -17,7 +17,7 @@ from typing import Any
 from . import records
 from .config import Config, arm_id, axes, fingerprint
 from .errors import UserError
-from .prerequisites import WEIGHTS_FILE, delivered, prerequisites
+from .prerequisites import WEIGHTS_FILE, delivered, missing_library, prerequisites
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,9 @@ def run(arm: Arm, progress: Progress = lambda kind, value: None) -> dict[str, An
 
 def _run_first(arm: Arm, progress: Progress) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
     """Run the arms that this one needs. Returns an outcome for this arm when one of them did not end well."""
+    lacking = missing_library(arm.config)
+    if lacking:
+        return "unsupported", _crash("Unsupported", lacking, "start"), {}
     for role, config in prerequisites(arm.config).items():
         side = make_arm(config, list(arm.overrides))
         if recorded(side) and not delivered(config, side.folder):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 
 from ..config import ModelConfig
 from ..errors import UserError
+from . import files
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -105,55 +108,127 @@ def build_random(
 def load_pretrained(
     model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, experts: str, attention: str
 ) -> Any:
-    """Load safetensors weights from the hub's cache or a local folder, straight to ``device``.
+    """Load safetensors weights from the hub's cache or a local folder, straight to ``device`` in ``dtype``.
 
-    Raises UserError naming what is missing and how to fetch it. Remote code is never run.
+    Checkpoints that store one tensor an expert (OLMoE) are merged into batched tensors on ``device`` one target tensor
+    at a time: beyond the model itself at most twice one gate/up tensor is alive (see :func:`_one_tensor_at_a_time`).
+
+    Raises:
+        UserError: a file that is missing and how to fetch it; weights that are missing (they would be random) or of
+            another shape; a checkpoint that wants to run code of its own, which is never done.
     """
     from transformers import AutoModelForCausalLM
 
-    source = model.path or model.hub_id
-    if source is None:
-        raise UserError(
-            f"model.hub_id=null: model={model.name} has no checkpoint; use model.weights=random or model.path=FOLDER"
-        )
-    if model.path and not (Path(model.path) / "config.json").is_file():
-        raise UserError(f"model.path={model.path}: no config.json there; give a checkpoint folder")
+    files.check_available(model)
+    _need_accelerate()
+    source = files.source_of(model)
     try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            source,
-            revision=None if model.path else model.revision,
-            dtype=dtype,
-            device_map={"": str(device)},
-            experts_implementation=experts,
-            attn_implementation=attention,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except OSError as error:
-        first = str(error).splitlines()[0][:160]
+        with _one_tensor_at_a_time():
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=dtype,
+                device_map={"": str(device)},
+                experts_implementation=experts,
+                attn_implementation=attention,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # refused below, by name
+                output_loading_info=True,
+                **_revision(model),
+            )
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"model={model.name}: {source} is not here and cannot be downloaded ({first}); "
-            f"fetch it with: python -m sonar_repro task=fetch model={model.name}"
+            f"model={model.name}: {files.described(model)} cannot be loaded ({_first_line(error)}); "
+            f"give model.path=FOLDER, or fetch it with: {files.fetch_command(model)}"
         ) from error
+    except RuntimeError as error:
+        if "conversion of the weights" not in str(error):
+            raise
+        raise UserError(
+            f"model={model.name}: the expert tensors of {files.described(model)} cannot be merged (one of them is "
+            "missing or of another shape, the log names it): give a complete checkpoint"
+        ) from error
+    _refuse_incomplete(model, info)
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # what merging took is not part of the run
+    return loaded
+
+
+@contextmanager
+def _one_tensor_at_a_time() -> Iterator[None]:
+    """Switch off transformers' read-ahead threads, which hold up to the whole checkpoint as separate expert tensors.
+
+    They run ahead of the merging; on a GPU their 4 MB pieces then stay in the allocator's cache: a second copy's worth
+    of reserved memory. The variable is read at each call of ``from_pretrained``.
+    """
+    before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
+        else:
+            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
+
+
+def _need_accelerate() -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise UserError(
+            "model.weights=pretrained: the package accelerate, with which transformers loads straight to a device, is "
+            "not installed; pip install accelerate, or use model.weights=random"
+        )
+
+
+def _refuse_incomplete(model: ModelConfig, info: dict[str, Any]) -> None:
     lacking = sorted(info["missing_keys"])
     if lacking:
         raise UserError(
-            f"model={model.name}: checkpoint {source} lacks {len(lacking)} weights, {lacking[0]} first; "
-            "they would be random: give a complete checkpoint"
+            f"model={model.name}: checkpoint {files.described(model)} lacks {len(lacking)} weights, {lacking[0]} "
+            "first; they would be random: give a complete checkpoint"
         )
-    return loaded
+    if info["mismatched_keys"]:
+        name, found, wanted = sorted(info["mismatched_keys"])[0]
+        raise UserError(
+            f"model={model.name}: checkpoint {files.described(model)} has {name} as {list(found)} and its config wants "
+            f"{list(wanted)}: give a checkpoint that fits its config.json"
+        )
+    if info["unexpected_keys"]:
+        names = sorted(info["unexpected_keys"])
+        print(f"{len(names)} weights of the checkpoint are not in the model and were left out: {names[0]} first")
+
+
+def _revision(model: ModelConfig) -> dict[str, str]:
+    return {} if model.path or not model.revision else {"revision": model.revision}
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
+
+
+def pretrained_architecture(model: ModelConfig) -> Any:
+    """The checkpoint's own transformers config. Raises UserError when it cannot be read."""
+    from transformers import AutoConfig
+
+    files.check_available(model)
+    try:
+        return AutoConfig.from_pretrained(files.source_of(model), trust_remote_code=False, **_revision(model))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model={model.name}: no usable config.json in {files.described(model)} ({_first_line(error)}); "
+            f"fetch it with: {files.fetch_command(model)}"
+        ) from error
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
     """The checkpoint's own tokenizer, from the hub's cache or its folder. Raises UserError when it is not there."""
     from transformers import AutoTokenizer
 
-    source = model.path or model.hub_id
+    files.check_available(model)
     try:
-        return AutoTokenizer.from_pretrained(source, revision=None if model.path else model.revision)
+        return AutoTokenizer.from_pretrained(files.source_of(model), trust_remote_code=False, **_revision(model))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"model={model.name}: no tokenizer for {source} ({str(error).splitlines()[0][:160]}); "
-            f"fetch it with: python -m sonar_repro task=fetch model={model.name}"
+            f"model={model.name}: no tokenizer in {files.described(model)} ({_first_line(error)}); "
+            f"fetch it with: {files.fetch_command(model)}"
         ) from error

@@ -8,6 +8,7 @@ would answer it; each such place is a patch below with its reason.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,7 +45,12 @@ class FakeEnvironment:
         self._padded = False
 
     def build(
-        self, config: Any, *, dtype: torch.dtype = torch.bfloat16, experts: str = "grouped_mm", attention: str = "sdpa"
+        self,
+        config: Any,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        experts: str = "grouped_mm",
+        attention: str | None = None,
     ) -> nn.Module:
         """The causal LM of ``config`` in train mode, its parameters and buffers fake.
 
@@ -54,26 +60,17 @@ class FakeEnvironment:
         Args:
             config: a transformers config.
             dtype: of the parameters; families that keep some in float32 keep them.
-            experts: a backend's name (:data:`FAKE_IMPLEMENTATIONS`).
-            attention: transformers' attention implementation.
+            experts: a backend's name (:data:`FAKE_IMPLEMENTATIONS`), or ``eager`` for a model class with expert code of its own.
+            attention: transformers' attention implementation; ``None``: its default (sdpa where the class supports it).
 
         Raises:
             UserError: no batched experts, an expert backend or dtype that the fake path cannot take.
         """
-        from transformers import AutoModelForCausalLM
-
-        implementation = _fake_implementation(experts)
         if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            raise UserError(f"scale.dtype={str(dtype).removeprefix('torch.')}: a forecast takes bfloat16, float16 or float32")
-        try:
-            with unset_fake_temporarily(), torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtype, experts_implementation=implementation, attn_implementation=attention
-                )
-        except ValueError as error:
-            if "Unrecognized configuration class" in str(error):
-                raise UserError(f"model_type={config.model_type}: no causal LM class in transformers") from error
-            raise
+            name = str(dtype).removeprefix("torch.")
+            raise UserError(f"scale.dtype={name}: a forecast takes bfloat16, float16 or float32")
+        implementation = _fake_implementation(experts)
+        model = _on_meta(config, dtype, implementation, attention)
         _check_experts(model, config, experts)
         self._to_fake(model)
         model.train()
@@ -135,8 +132,8 @@ def fake_environment() -> Iterator[FakeEnvironment]:
             yield environment
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UserError(
-                f"forecast: {error.func} reads tensor values, which fake tensors do not have; use backend=grouped_mm"
-                " and a model class whose forward does not branch on values"
+                f"forecast: {error.func} reads tensor values, which fake tensors do not have; use backend=grouped_mm, or"
+                " another model class if its own forward reads them"
             ) from error
         except UnsupportedOperatorException as error:
             raise UserError(f"forecast: operator {error.func} has no fake kernel; use backend=grouped_mm") from error
@@ -144,7 +141,7 @@ def fake_environment() -> Iterator[FakeEnvironment]:
 
 def _fake_implementation(experts: str) -> str:
     if experts == "eager":
-        raise UserError("backend=eager: loops over the experts that were hit, which fake tensors cannot tell; use backend=grouped_mm")
+        return experts
     if experts not in FAKE_IMPLEMENTATIONS:
         raise UserError(f"backend={experts}: no forecast for it; choose one of {', '.join(FAKE_IMPLEMENTATIONS)}")
     implementation = FAKE_IMPLEMENTATIONS[experts]
@@ -155,16 +152,44 @@ def _fake_implementation(experts: str) -> str:
     return implementation
 
 
+def _on_meta(config: Any, dtype: torch.dtype, experts: str, attention: str | None) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    def build(implementation: str) -> nn.Module:
+        # from_config writes its choices into the config it is given.
+        return AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=dtype, experts_implementation=implementation, attn_implementation=attention
+        )
+
+    try:
+        with unset_fake_temporarily(), torch.device("meta"):
+            try:
+                return build(experts)
+            except ValueError as error:
+                if "setting experts implementation" not in str(error):
+                    raise
+                # A dense class, or one with expert code of its own: _check_experts tells which.
+                return build("eager")
+    except ValueError as error:
+        if "Unrecognized configuration class" in str(error):
+            raise UserError(f"model_type={config.model_type}: no causal LM class in transformers") from error
+        raise
+
+
 def _check_experts(model: nn.Module, config: Any, experts: str) -> None:
     name = type(model).__name__
     if not find_expert_tensors(model, include_frozen=True):
         lists = module_list_experts(model)
         why = f"its experts are one module each ({lists[0]})" if lists else "it has no experts"
         raise UserError(f"model_type={config.model_type}: {name} has no batched expert tensors: {why}")
-    if not decorated_expert_modules(model) and experts != "grouped_mm":
+    decorated = bool(decorated_expert_modules(model))
+    if decorated and experts == "eager":
         raise UserError(
-            f"backend={experts}: {name} does not use transformers' expert interface and would ignore it;"
-            " use backend=grouped_mm for its own expert code"
+            "backend=eager: loops over the experts that were hit, which fake tensors cannot tell; use backend=grouped_mm"
+        )
+    if not decorated and experts != "eager":
+        raise UserError(
+            f"backend={experts}: {name} has expert code of its own and would ignore it; use backend=eager, which is that code"
         )
 
 

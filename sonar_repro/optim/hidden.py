@@ -172,8 +172,12 @@ class HiddenMomentum:
             self.last_cosine, self.last_relative_error = self._shadow.compare(self.slots)
         return {slot.parameter: slot.buffer for slot in self.slots}
 
+    def owns(self, parameter: Parameter) -> bool:
+        """Whether this parameter's momentum is hidden."""
+        return any(slot.parameter is parameter for slot in self.slots)
+
     def live_experts(self, parameter: Parameter) -> Tensor | None:
-        """Which experts got a gradient since ``prepare``, bool ``[E]``; ``None`` if none did or it is not watched."""
+        """Which experts got a gradient since ``prepare``, bool ``[E]``; ``None`` if none did."""
         return self._live.of(parameter) if self._live else None
 
     def accept(self) -> None:

@@ -155,12 +155,13 @@ class MeshOptimizer(torch.optim.Optimizer):
             return None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise UserError("idle='hold' in several processes: each sees its own tokens only; use idle='move'")
-        hidden = self._hidden.live_experts(parameter) if self._hidden else None
-        if hidden is None and not self._hidden and parameter.grad is not None:
-            hidden = expert_is_live(parameter.grad)
-        if hidden is None:
+        if self._hidden and self._hidden.owns(parameter):
+            live = self._hidden.live_experts(parameter)
+        else:
+            live = None if parameter.grad is None else expert_is_live(parameter.grad)
+        if live is None:
             return [False] * parameter.shape[0]
-        return hidden.tolist() if type(hidden) is Tensor else None  # fake tensors have no values: all move
+        return live.tolist() if type(live) is Tensor else None  # fake tensors have no values: all move
 
     def _clip(self) -> None:
         if self.settings.clip is not None:

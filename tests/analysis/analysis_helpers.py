@@ -67,7 +67,7 @@ def _emptied(one: dict[str, Any]) -> dict[str, Any]:
     one["memory"] = {"source": "cuda", **dict.fromkeys(("load", "warmup", "measured"), none)}
     one["time"] = {"source": "measured", "median_s": None, "kernel_breakdown": {"source": "measured"}}
     one["loss"], one["weights"], one["timeline"] = {"train": []}, {}, None
-    one["counts"] = {}
+    one["counts"], one["model"] = {}, {"weights": "pretrained"}
     one.pop("downstream", None), one.pop("compare", None)
     return one
 

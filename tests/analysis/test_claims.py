@@ -22,7 +22,45 @@ def printed(tmp_path_factory):
 
 
 # What the papers' tables hold enough numbers for; the rest needs numbers that only figures show.
-FROM_TABLES = ["memory", "memory_exact", "no_clip_memory", "speed", "speed_sonicmoe", "loss", "matches_all_memory", "matches_all_speed", "per_expert_slow", "per_expert_memory", "saving_gb", "olmoe_as_fast", "granite_faster", "granite_faster_scattermoe", "scattermoe_memory", "downstream", "clip_kernels", "granite_idle", "call_cost", "bitwise", "bitwise_granularity", "bitwise_all", "run_to_run", "clip_weights", "clip_loss", "bf16_shares", "gc_memory", "gc_time", "eight_bit", "cap_46", "cap_30", "eight_bit_slower", "eight_bit_quality", "accumulation_one", "accumulation", "update_cost", "accumulation_saving"]
+FROM_TABLES = [
+    "memory",
+    "memory_exact",
+    "no_clip_memory",
+    "speed",
+    "speed_sonicmoe",
+    "loss",
+    "matches_all_memory",
+    "matches_all_speed",
+    "per_expert_slow",
+    "per_expert_memory",
+    "saving_gb",
+    "olmoe_as_fast",
+    "granite_faster",
+    "granite_faster_scattermoe",
+    "scattermoe_memory",
+    "downstream",
+    "clip_kernels",
+    "granite_idle",
+    "call_cost",
+    "bitwise",
+    "bitwise_granularity",
+    "bitwise_all",
+    "run_to_run",
+    "clip_weights",
+    "clip_loss",
+    "bf16_shares",
+    "gc_memory",
+    "gc_time",
+    "eight_bit",
+    "cap_46",
+    "cap_30",
+    "eight_bit_slower",
+    "eight_bit_quality",
+    "accumulation_one",
+    "accumulation",
+    "update_cost",
+    "accumulation_saving",
+]
 
 
 @pytest.mark.parametrize("name", FROM_TABLES)

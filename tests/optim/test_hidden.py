@@ -279,6 +279,40 @@ def test_an_idle_expert_keeps_moving_at_full_length_and_stays_finite(variant):
     assert torch.isfinite(p).all()
 
 
+@pytest.mark.parametrize("hidden, full", PAIRS)
+def test_idle_hold_keeps_the_weights_and_statistics_of_idle_experts(hidden, full):
+    toys = Toy(), Toy()
+    optimizers = [mesh(toy, variant, idle="hold") for toy, variant in zip(toys, (hidden, full))]
+    for toy, optimizer in zip(toys, optimizers):
+        run(toy, optimizer, toy_data(2))
+        p, before = toy.experts.gate_up, toy.experts.gate_up.detach().clone()
+        state = {k: v.clone() for k, v in optimizer.state[p].items() if isinstance(v, torch.Tensor)}
+        optimizer.zero_grad()
+        optimizer.prepare()
+        mask = torch.ones_like(p)
+        mask[1] = 0.0
+        for first_expert in (0.0, 1.0):  # two micro-batches; expert 0 is live in the second only
+            mask[0] = first_expert
+            ((p * mask).sum() / 2 + toy.experts.down.square().sum()).backward()
+        optimizer.step()
+        assert torch.equal(p[1], before[1]) and not torch.equal(p[0], before[0]) and not torch.equal(p[2], before[2])
+        assert torch.allclose(optimizer.state[p]["H"][1], state["H"][1] * 0.9)  # H still decays
+        if "V" in state:
+            assert torch.equal(optimizer.state[p]["V"][1], state["V"][1])
+            assert not torch.equal(optimizer.state[p]["V"][0], state["V"][0])
+    assert torch.allclose(toys[0].experts.gate_up, toys[1].experts.gate_up, atol=1e-6)
+
+
+def test_a_hand_written_all_reduce_can_be_accepted(trained):
+    toy, optimizer, data = trained
+    optimizer.prepare()
+    toy(data[0]).backward()
+    for p in toy.parameters():
+        p.grad.add_(p.grad).div_(2)  # the mean over two equal ranks
+    optimizer.accept_gradients()
+    optimizer.step()
+
+
 def test_a_parameter_without_any_gradient_moves_alike_hidden_and_full():
     a, b = Toy(), Toy()
     first, second = mesh(a, "mesh"), mesh(b, "mesh_full")

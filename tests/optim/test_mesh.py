@@ -269,6 +269,53 @@ def test_works_inside_the_scheduled_optimizer():
         assert differing(weights(plain), weights(wrapped)) == []
 
 
+def test_resumes_inside_the_scheduled_optimizer():
+    from sonar_repro import make_factory
+    from sonar_repro.methods import Schedule, ScheduledOptimizer
+
+    def step(toy, optimizer, ids):
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.prepare()
+        toy(ids).backward()
+        optimizer.step()
+
+    def wrapped(toy):
+        return ScheduledOptimizer(toy, make_factory("mesh_b"), Schedule("none", "tensor", "none"))
+
+    straight, resumed = Toy(), Toy()
+    first, second = wrapped(straight), wrapped(resumed)
+    data = toy_data(6)
+    for ids in data[:3]:
+        step(straight, first, ids)
+    resumed.load_state_dict(straight.state_dict())
+    second.load_state_dict(first.state_dict())
+    for ids in data[3:]:
+        step(straight, first, ids)
+        step(resumed, second, ids)
+    assert differing(weights(straight), weights(resumed)) == []
+    assert first.optimizer_state_bytes() == 4 * (2 * (128 + 8) + 2 * 8 + 54)
+    assert first.hidden_buffer_bytes() == 4 * 432
+
+
+@pytest.mark.parametrize("method", ["sonar", "sonar_per_expert", "optimizer_in_backward"])
+def test_mesh_full_inside_backward_is_mesh_full(method):
+    """Each hooked tensor (or expert) steps its own MESH-B-Full; hidden momentum is for end-of-step schedules."""
+    from sonar_repro import make_factory
+    from sonar_repro.methods import ScheduledOptimizer
+
+    plain, hooked = Toy(), Toy()
+    own = mesh(plain, "mesh_b_full")
+    outer = ScheduledOptimizer(hooked, make_factory("mesh_b_full"), method, max_grad_norm=None)
+    for ids in toy_data(STEPS):
+        run(plain, own, [ids])
+        outer.zero_grad()
+        outer.prepare()
+        hooked(ids).backward()
+        assert hooked.experts.down.grad is None
+        outer.step()
+    assert differing(weights(plain), weights(hooked)) == []
+
+
 # ---- state ----------------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +408,29 @@ def test_unknown_variants_and_hidden_stat_g_are_refused():
 def test_every_variant_covers_every_role_and_every_rule_is_used():
     assert all(set(rules) == set(ROLES) for rules in VARIANTS.values())
     assert {rule for rules in VARIANTS.values() for rule in rules.values()} == set(RULES)
+
+
+def test_an_ablation_of_a_role_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="no parameter with the role shared: leave roles.shared out"):
+        mesh(Toy(), "direct", roles={"shared": "adamw"})
+
+
+def test_parameters_cannot_be_added_later():
+    with pytest.raises(UserError, match="add_param_group"):
+        mesh(Toy(), "mesh").add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+
+
+def test_fused_partition_normalises_the_pair_as_one_matrix():
+    toy = Toy()
+    optimizer = mesh(toy, "direct", partition="fused", weight_decay=0.0)
+    before = toy.experts.gate_up.detach().clone()
+    toy(toy_data(1)[0]).backward()
+    expected = torch.stack([reference.sinkhorn(g) for g in toy.experts.gate_up.grad])
+    optimizer.step()
+    assert torch.allclose((before - toy.experts.gate_up.detach()) / (2e-3 * 10), expected, atol=1e-5)
+    split = Toy()
+    run(split, mesh(split, "direct", weight_decay=0.0), toy_data(1))
+    assert not torch.allclose(split.experts.gate_up, toy.experts.gate_up, atol=1e-4)
 
 
 def test_mesh_needs_routed_experts_and_direct_does_not():
