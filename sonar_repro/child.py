@@ -23,6 +23,10 @@ TASKS = {
 }
 
 
+# What CUDA and its libraries say when memory outside PyTorch's allocator (context, handles, workspaces) runs out.
+OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
 class Reporter:
     """The arm's line to the runner: phase, progress, and the sections of the record that are already known."""
 
@@ -74,7 +78,8 @@ def classify(error: BaseException) -> str:
     if isinstance(error, Unsupported):
         return "unsupported"
     names = {t.__name__ for t in type(error).__mro__}
-    return "oom" if names & {"OutOfMemoryError", "MemoryError", "ForecastOutOfMemory"} else "failed"
+    told = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in OUT_OF_MEMORY)
+    return "oom" if told or names & {"OutOfMemoryError", "MemoryError", "ForecastOutOfMemory"} else "failed"
 
 
 def execute(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
@@ -108,6 +113,13 @@ def _die_with_parent() -> None:
         threading.Thread(target=watch, daemon=True, name="die-with-parent").start()
 
 
+def _private_progress_lock() -> None:
+    """tqdm's default lock is a named semaphore: the hard exit would leave it behind, and the user would read of it."""
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())
+
+
 def main(connection: Any, config_data: dict[str, Any], arm_dir: str, environment: dict[str, str]) -> None:
     """Entry of the child process: everything it prints goes to ``log.txt`` in the arm's folder."""
     os.environ.update(environment)
@@ -117,6 +129,7 @@ def main(connection: Any, config_data: dict[str, Any], arm_dir: str, environment
     log = os.open(Path(arm_dir) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    _private_progress_lock()
     from .config import from_dict
 
     config = from_dict(config_data)

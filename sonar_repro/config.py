@@ -55,6 +55,7 @@ class ModelConfig:
     weights: str = "random"  # random | pretrained
     config: str | None = None  # a local config.json or folder, or a hub id, in place of the architecture
     path: str | None = None  # a local checkpoint folder in place of the hub id
+    tokenizer: str | None = None  # where hub_id has none: a hub id or folder
     parameters: dict[str, int] = field(
         default_factory=dict
     )  # trainable, by size: full | smoke (tested against a build)
@@ -88,6 +89,7 @@ class OptimizerConfig:
     hyper: dict[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None  # null: the scale's
     warmup_steps: int | None = None
+    final_lr_fraction: float | None = None  # null: the scale's
 
 
 @dataclass
@@ -173,6 +175,7 @@ class Config:
     seed: int = 42
     repeat: int = 1  # the same arm again, for run-to-run noise
     deterministic: bool = False
+    autocast: str | None = None  # forward and loss in this dtype, weights in scale.dtype (mixed precision)
     steps: int = 10
     warmup_steps: int = 3
     learning_rate: float = 1e-3
@@ -207,6 +210,7 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
 
     OmegaConf.register_new_resolver("first", _first, replace=True)
+    OmegaConf.register_new_resolver("share", lambda share, whole: round(share * whole), replace=True)
     OmegaConf.register_new_resolver("final_lr", lambda lr, share: lr * share, replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=Config)
@@ -249,6 +253,7 @@ def _bad(key: str, value: Any, allowed: str) -> UserError:
 
 CHOICES = {
     "schedule": ("cosine", "constant"),
+    "autocast": (None, "bfloat16"),
     "accumulation_mode": (None, "standard", "update_each", "fold"),
     "scale.name": ("smoke", "forecast", "paper"),
     "scale.dtype": ("bfloat16", "float32"),

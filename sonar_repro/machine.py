@@ -5,23 +5,64 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import platform
 import subprocess
+import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Card:
+    """The first CUDA device that the driver shows to this process."""
+
+    name: str
+    uuid: str  # as nvidia-smi writes it
+    total_bytes: int
+    capability: tuple[int, int]
+
+
+@functools.cache
+def _driver() -> Any:
+    """The CUDA driver, initialised without a context on any card; None without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return driver if driver.cuInit(0) == 0 else None
 
 
 @functools.cache
 def cuda_device_count() -> int:
     """How many CUDA devices the driver shows to this process (CUDA_VISIBLE_DEVICES respected); 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    driver, count = _driver(), ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+@functools.cache
+def first_card() -> Card | None:
+    """Name, UUID, memory and compute capability of the first visible device, or None."""
+    if cuda_device_count() == 0:
+        return None
+    driver, device = _driver(), ctypes.c_int(0)
+    name, identity, total = ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)(), ctypes.c_size_t(0)
+    version = (ctypes.c_int(0), ctypes.c_int(0))
+    calls = (
+        driver.cuDeviceGet(ctypes.byref(device), 0),
+        driver.cuDeviceGetName(name, 256, device),
+        driver.cuDeviceGetUuid(ctypes.byref(identity), device),
+        driver.cuDeviceTotalMem_v2(ctypes.byref(total), device),
+        driver.cuDeviceGetAttribute(ctypes.byref(version[0]), 75, device),  # COMPUTE_CAPABILITY_MAJOR
+        driver.cuDeviceGetAttribute(ctypes.byref(version[1]), 76, device),  # COMPUTE_CAPABILITY_MINOR
+    )
+    if any(calls):
+        return None
+    major, minor = (number.value for number in version)
+    return Card(name.value.decode(), f"GPU-{uuid.UUID(bytes=bytes(identity))}", total.value, (major, minor))
 
 
 def cpu_name() -> str:
@@ -48,30 +89,61 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def gpu_facts() -> dict[str, Any]:
-    """Driver, power limit (W), clocks (MHz), memory in use of the first visible card, by nvidia-smi; {} without."""
-    fields = "driver_version,power.limit,clocks.sm,clocks.max.sm,memory.used"
-    try:
-        out = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout.splitlines()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
+#: nvidia-smi's field -> the record's key in ``environment``
+GPU_FIELDS = {
+    "power.limit": "power_limit_w",
+    "clocks.sm": "clock_mhz",
+    "clocks.max.sm": "clock_max_mhz",
+    "temperature.gpu": "temperature_c",
+    "memory.used": "used_before_mib",
+}
+#: An idle card shows up to about this much in use: what the driver itself keeps.
+IDLE_MIB = 1024
+
+
+def gpu_facts(identifier: str | None = None) -> dict[str, Any]:
+    """Driver, power limit, clocks, temperature, memory in use and other processes of one card; {} without nvidia-smi.
+
+    Call it before this process uses the card: ``used_before_mib`` is then what others hold.
+
+    Args:
+        identifier: UUID of the card; None for the first visible one (nvidia-smi itself ignores CUDA_VISIBLE_DEVICES).
+    """
+    if identifier is None:
+        card = first_card()
+        identifier = card.uuid if card else "0"
+    lines = _nvidia_smi(identifier, "--query-gpu=driver_version," + ",".join(GPU_FIELDS))
+    if not lines:
         return {}
-    driver, power, clock, top, used = [v.strip() for v in out.split(",")]
+    driver, *values = [value.strip() for value in lines[0].split(",")]
+    facts: dict[str, Any] = {"driver": driver, **{key: _number(v) for key, v in zip(GPU_FIELDS.values(), values)}}
+    apps = [line.split(",") for line in _nvidia_smi(identifier, "--query-compute-apps=pid,used_memory") or []]
+    others = [(int(pid), _number(used)) for pid, used in apps if pid.strip().isdigit() and int(pid) != os.getpid()]
+    facts["other_processes"] = [{"pid": pid, "used_mib": used} for pid, used in others]
+    return facts
 
-    def number(text: str) -> float | None:
-        with contextlib.suppress(ValueError):
-            return float(text)
+
+def shared_card(facts: dict[str, Any]) -> str | None:
+    """In one sentence who else is on the card, or None: peaks are ours alone, times and what is left are not."""
+    others = facts.get("other_processes") or []
+    used = facts.get("used_before_mib") or 0.0
+    if not others and used <= IDLE_MIB:
         return None
+    who = ", ".join(str(other["pid"]) for other in others) or "not shown to us"
+    gigabytes = used * 1024**2 / 1e9
+    return f"the GPU is shared: {gigabytes:.1f} GB are in use before this run (processes: {who}); times suffer"
 
-    return {
-        "driver": driver,
-        "power_limit_w": number(power),
-        "clock_mhz": number(clock),
-        "clock_max_mhz": number(top),
-        "used_before_mib": number(used),
-    }
+
+def _nvidia_smi(identifier: str, query: str) -> list[str] | None:
+    command = ["nvidia-smi", "-i", identifier, query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def _number(text: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return None

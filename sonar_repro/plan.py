@@ -23,6 +23,7 @@ def preflight(configs: list[Config]) -> None:
     from .data.sources import check_available
     from .data.spec import DataSpec
     from .machine import cuda_device_count
+    from .models.files import check_available as check_checkpoint
 
     check_writable(configs[0].runs_dir)
     free = shutil.disk_usage(configs[0].runs_dir).free
@@ -48,6 +49,8 @@ def preflight(configs: list[Config]) -> None:
                 )
     for data in {str(c.data): c.data for c in configs if c.data.source != "synthetic" and not c.dry_run}.values():
         check_available(DataSpec.of(data))
+    for model in {str(c.model): c.model for c in configs if c.model.weights == "pretrained" and not c.dry_run}.values():
+        check_checkpoint(model)
 
 
 class Command:

@@ -47,10 +47,11 @@ def encode(figure: Figure, formats: Sequence[str], salt: str = "") -> dict[str, 
     """The figure's bytes in each format; the layout is worked out once, at the first."""
     files = {}
     with matplotlib.rc_context({**RC, "svg.hashsalt": salt}):
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
         for kind in formats:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata=METADATA[kind])
-            figure.set_layout_engine("none")
             files[kind] = buffer.getvalue()
     return files
 

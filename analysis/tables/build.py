@@ -35,6 +35,7 @@ class Builder:
         self.grid = [{**row, **c.where} for row in spec.rows(scale) for c in self.columns]
         self.table = Table(spec.name, spec.title, scale)
         self.used: dict[str, Record] = {}
+        self.dropped: set[str] = set()  # headings of columns that no row has
 
     def build(self) -> Table:
         """The table; ``refused`` holds the line of a comparison that must not be made."""
@@ -46,7 +47,8 @@ class Builder:
             return self.table
         self.table.number()
         self.table.notes += noise_notes(a for o in self.origins for a in o.chosen(self.used))
-        self.table.notes[:0] = notes_of(self.spec, self.scale, self.columns, self.paper, list(self.used.values()))
+        shown = [c for c in self.columns if headers(c, self.setting)[0].group not in self.dropped]
+        self.table.notes[:0] = notes_of(self.spec, self.setting, shown, list(self.used.values()))
         return self.table
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -220,6 +222,7 @@ class Builder:
             if block.headers[start].kind == "label" or any(c.text != fmt.DASH for c in members):
                 keep += range(start, end)
                 continue
+            self.dropped.add(block.headers[start].group)
             why = "; ".join(dict.fromkeys(r for c in members for r in c.reasons))
             name = block.headers[start].group.removesuffix(" (Δ)")
             note = f"{name}: no row has it{f' ({why})' if why else ''}."

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from ..collection import Arm
 from ..metrics import MEASURED_SOURCES, metric
-from ..published import Paper
 from ..records import Record
 from . import format as fmt
 from .cells import Setting, beside
@@ -20,23 +19,25 @@ VERSIONS = (
 )
 
 
-def _sources(records: list[Record], section: str) -> str:
-    found = {MEASURED_SOURCES.get(s, s) for s in (r.get(f"{section}.source") for r in records) if s}
+def _sources(records: list[Record], section: str, names: tuple[str, ...]) -> str:
+    """Where a section's numbers come from, over the records that have one of the metrics."""
+    having = [r for r in records if any(metric(n).extract(r).value is not None for n in names)]
+    found = {MEASURED_SOURCES.get(s, str(s)) for s in (r.get(f"{section}.source") for r in having) if s}
     return " and ".join(sorted(found))
 
 
-def notes_of(
-    spec: TableSpec, scale: str, columns: list[Column], printed: Paper | None, records: list[Record]
-) -> list[str]:
-    """The standing notes of one table."""
+def notes_of(spec: TableSpec, setting: Setting, columns: list[Column], records: list[Record]) -> list[str]:
+    """The standing notes of one table over the columns that it shows."""
     ok = [r for r in records if r.status == "ok"]
-    units = {metric(c.metric).unit for c in columns}
+    scale, printed = setting.scale, setting.paper
     parts = []
     for section, unit in (("memory", "GB"), ("time", "ms")):
-        if unit in units and (found := _sources(ok, section)):
+        names = tuple({c.metric for c in columns if metric(c.metric).unit == unit})
+        if found := _sources(ok, section, names):
             parts.append(f"{section} {found}")
-    if printed and any(beside(c, Setting(scale, printed)) for c in columns):
+    if printed and any(beside(c, setting) for c in columns):
         parts.append(f"columns marked paper are published ({printed.title}, {spec.source})")
+    units = {metric(c.metric).unit for c in columns}
     notes = ["GB = 1e9 bytes."] if "GB" in units else []
     notes += [f"Sources: {'; '.join(parts)}."] if parts else []
     if scale == "smoke" and printed and any(c.delta and c.published for c in columns):

@@ -1,7 +1,8 @@
-"""Memory stand-ins for expert kernels that need a GPU: they allocate, save and free what the libraries do, and compute nothing.
+"""Stand-ins for expert kernels that need a GPU: they allocate, keep and free like the libraries and compute nothing.
 
-Registered in transformers' ``ALL_EXPERTS_FUNCTIONS`` as ``sonicmoe_footprint`` and ``scattermoe_footprint``. They run on fake
-tensors only (:mod:`sonar_repro.models.fake`): a real run under such a name would train on rubbish, so it is refused.
+Registered in transformers' ``ALL_EXPERTS_FUNCTIONS`` as ``sonicmoe_footprint`` and ``scattermoe_footprint``. They run
+on fake tensors only (:mod:`sonar_repro.models.fake`): a real run under such a name would train on rubbish, so it is
+refused.
 
 Notation: T tokens, K experts a token, S = T·K rows, E experts, D hidden size, I expert width; G = 2I for gated
 experts, else I. Written from the libraries' papers and public sources; no code of theirs is copied.
@@ -18,13 +19,14 @@ SonicMoE (arXiv 2512.14080, §3; as transformers calls it: ``moe_general_routing
     dW1 and dW2 of a layer are alive together.
 
 ScatterMoE (arXiv 2403.08245, §3; ``parallel_linear``)
-    up:    output ``[S, G]`` in expert order; keeps X ``[T, D]`` and int64 sorted indices, two ``[S]``, and offsets ``[E]``.
+    up:    output ``[S, G]`` in expert order; keeps X ``[T, D]`` and int64 indices: two ``[S]`` and one ``[E]``.
     gate:  plain PyTorch on ``[S, G]``: activation and product keep ``[S, G]`` and ``[S, I]``.
-    down:  keeps its input ``[S, I]``, the scores ``[T, K]``, and the un-reduced output ``[S, D]`` (for the scores' gradient).
+    down:  keeps its input ``[S, I]``, the scores ``[T, K]``, and the output by row ``[S, D]`` (for their gradient).
     backward, down: dScores; the kept output's buffer is reused for the grouped gradient; dW2; dInput ``[S, I]``.
     backward, up:   a gathered copy of X ``[S, D]``, whose buffer is then reused for dX by row; dW1; dX ``[T, D]``.
     The transpose of the down weight is taken after the gate, so its gradient reaches the parameter before dW1 exists: a
-    hook frees it first, and one weight's gradient less is alive at the peak than with SonicMoE.
+    hook frees it first, and one weight's gradient less is alive at the peak than with SonicMoE. (Checked byte for byte
+    against the library, which runs on a CPU under Triton's interpreter: tests/backends/test_footprints.py.)
 """
 
 from __future__ import annotations
@@ -205,7 +207,8 @@ class _ScatterLinear(Function):
 def _check(module: nn.Module, hidden_states: Tensor, backend: str) -> None:
     if not isinstance(hidden_states, FakeTensor):
         raise Unsupported(
-            f"backend={backend}_footprint: allocates memory and computes nothing; use backend={backend} on a CUDA GPU, or scale=forecast"
+            f"backend={backend}_footprint: allocates memory and computes nothing; use backend={backend} on a CUDA GPU,"
+            " or scale=forecast"
         )
     if hidden_states.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise UserError(f"scale.dtype={hidden_states.dtype}: backend={backend} takes bfloat16, float16 or float32")

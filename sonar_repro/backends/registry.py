@@ -1,7 +1,8 @@
 """Which expert kernels there are, whether they run here, and under which name transformers knows them.
 
-A new backend is one line in ``BACKENDS`` and one YAML file; its adapter module registers the implementation with
-``transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS`` when it is imported by :func:`require`.
+A new backend is one line in ``BACKENDS`` and one YAML file. One that transformers does not bring along has an adapter
+module with three functions: ``why_not(device)`` (a reason or None), ``register()`` (puts the implementation into
+``transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS`` and returns its name), ``versions()`` (for the record).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,39 +20,33 @@ from ..errors import Unsupported, UserError
 
 @dataclass(frozen=True)
 class Backend:
-    """One backend: its transformers name, the adapter to import (if any), and what it needs."""
+    """One backend: the adapter module to import (none: transformers has it), and what it needs."""
 
-    implementation: str
-    adapter: str | None = None  # module whose ``register()`` puts the implementation into transformers
+    adapter: str | None = None
     package: str | None = None
     extra: str | None = None
     cuda_only: bool = False
-    min_python: tuple[int, int] = (3, 11)
 
 
 BACKENDS: dict[str, Backend] = {
-    "eager": Backend("eager"),
-    "grouped_mm": Backend("grouped_mm"),
-    "sonicmoe": Backend("sonicmoe", package="kernels", extra="sonicmoe", cuda_only=True),
-    "scattermoe": Backend("scattermoe", package="scattermoe", extra="scattermoe", cuda_only=True),
+    "eager": Backend(),
+    "grouped_mm": Backend(),
+    "sonicmoe": Backend("sonar_repro.backends.sonicmoe", extra="sonicmoe", cuda_only=True),
+    "scattermoe": Backend("sonar_repro.backends.scattermoe", "scattermoe", extra="scattermoe", cuda_only=True),
 }
 
 
 def status(name: str, device: str) -> str | None:
     """Why backend ``name`` cannot run on ``device`` here, or None when it can."""
     backend = BACKENDS[name]
-    if sys.version_info[:2] < backend.min_python:
-        need = ".".join(map(str, backend.min_python))
-        return f"backend={name}: needs Python {need} or newer, this is {sys.version_info[0]}.{sys.version_info[1]}"
     if backend.cuda_only and device != "cuda":
         way_out = "use backend=grouped_mm, or scale=forecast for its memory"
         return f"backend={name}: its kernels need a CUDA GPU and this arm runs on {device}; {way_out}"
     if backend.package and importlib.util.find_spec(backend.package) is None:
         way_out = f"pip install 'sonar_repro[{backend.extra}]'"
         return f"backend={name}: the package {backend.package} is not installed; {way_out}"
-    if name == "scattermoe" and backend.adapter is None:
-        return f"backend={name}: this version has no adapter for it yet; use backend=grouped_mm"
-    return None
+    reason = importlib.import_module(backend.adapter).why_not(device) if backend.adapter else None
+    return f"backend={name}: {reason}" if reason else None
 
 
 def require(name: str, device: str) -> str:
@@ -68,10 +63,14 @@ def require(name: str, device: str) -> str:
     reason = status(name, device)
     if reason:
         raise Unsupported(reason)
-    backend = BACKENDS[name]
-    if backend.adapter:
-        importlib.import_module(backend.adapter).register()
-    return backend.implementation
+    adapter = BACKENDS[name].adapter
+    return importlib.import_module(adapter).register() if adapter else name
+
+
+def kernel_versions(name: str) -> dict[str, Any]:
+    """Versions of a backend's own packages for the record; {} for what torch and transformers bring along."""
+    adapter = BACKENDS[name].adapter if name in BACKENDS else None
+    return importlib.import_module(adapter).versions() if adapter else {}
 
 
 def ran_implementation(model: torch.nn.Module) -> str:

@@ -205,8 +205,8 @@ class Continuation(Protocol):
     """Steps behind a recorded run (:class:`sonar_repro.instruments.template.StepTemplate` over a sequence of lengths).
 
     ``actions`` of one step: 0 allocates its next block, ``k > 0`` frees its own block ``k - 1``, ``k < 0`` frees block
-    ``-k - 1`` of the step before. ``first_block`` is the log's index of the last recorded step's first block, ``end`` the
-    position in the log's events where that step ends.
+    ``-k - 1`` of the step before. ``first_block`` is the log's index of the last recorded step's first block, ``end``
+    the position in the log's events where that step ends.
     """
 
     actions: list[int]
@@ -296,7 +296,10 @@ class _Replay:
     def _close_phase(self) -> None:
         allocator, report = self.allocator, self.report
         peaks = PhaseReport(allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested)
-        for whole in (report, report.phases.setdefault(self.phase, PhaseReport()) if self.phase is not None else report):
+        for whole in (
+            report,
+            report.phases.setdefault(self.phase, PhaseReport()) if self.phase is not None else report,
+        ):
             whole.peak_allocated = max(whole.peak_allocated, peaks.peak_allocated)
             whole.peak_reserved = max(whole.peak_reserved, peaks.peak_reserved)
             whole.peak_requested = max(whole.peak_requested, peaks.peak_requested)

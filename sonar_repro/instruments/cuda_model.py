@@ -23,7 +23,7 @@ CUBLAS_WORKSPACE_LARGE = 4096 * 8 * 1024
 
 
 def cublas_workspace_bytes(compute_capability: int) -> int:
-    """Default size of one cuBLAS workspace on a card of this major compute capability (9 Hopper, 10 and 12 Blackwell)."""
+    """Default size of one cuBLAS workspace on a card of this major compute capability (9 Hopper; 10, 12 Blackwell)."""
     return CUBLAS_WORKSPACE_LARGE if compute_capability in (9, 10, 12) else CUBLAS_WORKSPACE
 
 
@@ -50,10 +50,8 @@ class CudaModel:
             _ATTENTION_BACKWARD: self._attention_backward,
         }
 
-    def __call__(
-        self, tracker: AllocationTracker, func: Any, args: tuple, result: Any, region: int
-    ) -> Iterable[int]:
-        """Sizes in bytes of what ``func`` allocates and frees inside; persistent workspaces go to ``tracker.reserve``."""
+    def __call__(self, tracker: AllocationTracker, func: Any, args: tuple, result: Any, region: int) -> Iterable[int]:
+        """Sizes in bytes of what ``func`` allocates and frees inside; lasting workspaces go to ``tracker.reserve``."""
         if func in _MATMULS:
             # cuBLAS handles are per thread, and so are their workspaces, kept for good. On CUDA, backward (recomputed
             # blocks and hooks included) runs in the device's own autograd thread.
@@ -74,8 +72,8 @@ class CudaModel:
 
     @staticmethod
     def _embedding_backward(args: tuple, result: torch.Tensor) -> Iterable[int]:
-        """Embedding.cu and EmbeddingBackwardKernel.cu: up to 3,072 indices one kernel writes the gradient directly; more
-        are sorted (int64 keys and positions) and summed by segments through an fp32 buffer of
+        """Embedding.cu and EmbeddingBackwardKernel.cu: up to 3,072 indices one kernel writes the gradient directly;
+        more are sorted (int64 keys and positions) and summed by segments through an fp32 buffer of
         (N / 10 + min(N, V)) rows, each padded to a multiple of 32."""
         indices, vocabulary = args[1].numel(), args[2]
         if indices <= 3072:
@@ -87,8 +85,8 @@ class CudaModel:
     @staticmethod
     def _attention_backward(args: tuple, result: Any) -> Iterable[int]:
         """flash_attn/flash_api.cpp mha_bwd: fp32 dQ accumulator ``[B, T128, H, D32]`` and softmax term ``[B, H, T128]``
-        (T rounded up to 128, D to 32), and with grouped queries dK and dV at the query's head count. The memory-efficient
-        kernel, which CUDA takes for a padded batch, keeps the same fp32 dQ accumulator and one delta a row."""
+        (T rounded up to 128, D to 32), and with grouped queries dK and dV at the query's head count. The
+        memory-efficient kernel, which CUDA takes for a padded batch, keeps the same accumulator and a delta a row."""
         query, key = args[1], args[2]
         batch, heads, length, width = query.shape
         rows, columns = -(-length // 128) * 128, -(-width // 32) * 32

@@ -11,9 +11,9 @@ Use inside :func:`sonar_repro.models.fake.fake_environment`::
         meter.read()
 
 Three steps are recorded: the first (it creates the optimizer state), one at half length, one with every position of the
-batch filled. The last two are steady; between them every block's size is a line in the batch length, and the replay goes on over
-a stated sequence of lengths (:mod:`sonar_repro.instruments.template`), because the allocator's fragmentation, and with
-it reserved memory, depends on the lengths that came before.
+batch filled. The last two are steady; between them every block's size is a line in the batch length, and the replay
+goes on over a stated sequence of lengths (:mod:`sonar_repro.instruments.template`), because the allocator's
+fragmentation, and with it reserved memory, depends on the lengths that came before.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ REPLAYED_STEPS = 64
 class ForecastMeter:
     """Peaks of a run on fake tensors, as ``torch.cuda`` would report them for the same run on a GPU.
 
-    ``peak_allocated_bytes`` sums allocator *blocks* (``max_memory_allocated``: 512-byte rounding plus what a block was not
-    split off), ``peak_reserved_bytes`` its segments, ``peak_requested_bytes`` exact storage bytes.
+    ``peak_allocated_bytes`` sums allocator *blocks* (``max_memory_allocated``: 512-byte rounding plus what was not
+    split off a block), ``peak_reserved_bytes`` its segments, ``peak_requested_bytes`` exact storage bytes.
 
     Args:
         cap_bytes: the allocator's cap (``memory_cap_gb`` × 1e9), or ``None``.

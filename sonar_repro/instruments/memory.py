@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -83,6 +84,7 @@ class CudaMeter:
         if not torch.cuda.is_available():
             raise Unsupported("memory meter 'cuda': torch sees no CUDA device; use the tracker (CPU) or scale=forecast")
         self.device = torch.device(device)
+        torch.cuda.init()  # statistics of a device that was never used can neither be read nor reset
         self._readings: dict[str, dict[str, int]] = {}
         self._name: str | None = None
         self._retries = self._ooms = 0
@@ -98,8 +100,7 @@ class CudaMeter:
         self._close()
         self._name = name
         torch.cuda.reset_peak_memory_stats(self.device)
-        statistics = torch.cuda.memory_stats(self.device)
-        self._retries, self._ooms = statistics["num_alloc_retries"], statistics["num_ooms"]
+        self._retries, self._ooms = self._faults()
 
     def read(self) -> dict[str, Any]:
         """The record's ``memory`` block, the running phase up to now included."""
@@ -117,13 +118,48 @@ class CudaMeter:
         if self._name is None:
             return
         torch.cuda.synchronize(self.device)
-        statistics = torch.cuda.memory_stats(self.device)
+        retries, ooms = self._faults()
         self._readings[self._name] = {
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(self.device),
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(self.device),
-            "peak_requested_bytes": statistics.get("requested_bytes.all.peak"),
-            "allocation_retries": statistics["num_alloc_retries"] - self._retries,
-            "out_of_memory_errors": statistics["num_ooms"] - self._ooms,
+            "peak_requested_bytes": torch.cuda.memory_stats(self.device).get("requested_bytes.all.peak"),
+            "allocation_retries": retries - self._retries,
+            "out_of_memory_errors": ooms - self._ooms,
         }
         if not keep:
             self._name = None
+
+    def _faults(self) -> tuple[int, int]:
+        """(allocation retries, out-of-memory errors) so far; a fresh device has no statistics yet."""
+        statistics = torch.cuda.memory_stats(self.device)
+        return statistics.get("num_alloc_retries", 0), statistics.get("num_ooms", 0)
+
+
+class CudaHistory:
+    """A snapshot of the CUDA allocator on demand (``task.options.snapshot=true``), for pytorch.org/memory_viz.
+
+    Recording costs time at every allocation, so it covers loading and the untimed steps and ends before the first timed
+    one; an out-of-memory before that is in it.
+
+    Raises:
+        Unsupported: torch sees no CUDA device.
+    """
+
+    FILE = "memory_snapshot.pickle"
+    ENTRIES = 200_000  # the newest are kept
+
+    def __init__(self, folder: Path) -> None:
+        if not torch.cuda.is_available():
+            raise Unsupported("task.options.snapshot=true: only the CUDA allocator keeps a history; drop the option")
+        self.path = folder / self.FILE
+        torch.cuda.memory._record_memory_history(max_entries=self.ENTRIES)
+        self._recording = True
+
+    def save(self) -> str | None:
+        """Write the file and stop recording; returns its name, or None when that was done before."""
+        if not self._recording:
+            return None
+        self._recording = False
+        torch.cuda.memory._dump_snapshot(str(self.path))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return self.FILE

@@ -41,7 +41,9 @@ class StepTemplate:
         after = _first_block(log, self.end)
         count = after - self.first_block
         if self.first_block - first_a != count:
-            raise NoTemplate(f"{self.first_block - first_a} allocations at length {lengths[0]}, {count} at {lengths[1]}")
+            raise NoTemplate(
+                f"{self.first_block - first_a} allocations at length {lengths[0]}, {count} at {lengths[1]}"
+            )
         _same_order(log, (start_a, start_b), (start_b, self.end), lengths)
         self.actions = self._actions(log, start_b, first_a)
         self.lengths = lengths
@@ -79,7 +81,9 @@ class StepTemplate:
         sizes_a = log.sizes[first_a : first_a + count]
         sizes_b = log.sizes[self.first_block : self.first_block + count]
         varying = [
-            (position, micro_batch_of[position], a, b - a) for position, (a, b) in enumerate(zip(sizes_a, sizes_b)) if a != b
+            (position, micro_batch_of[position], a, b - a)
+            for position, (a, b) in enumerate(zip(sizes_a, sizes_b))
+            if a != b
         ]
         return list(sizes_b), varying
 
@@ -98,7 +102,7 @@ class Sequenced:
 
 
 def _first_block(log: EventLog, position: int) -> int:
-    """Index of the first block that is allocated at or after ``position``: blocks are numbered as they are allocated."""
+    """Index of the first block allocated at or after ``position``: blocks are numbered as they are allocated."""
     for event in log.events[position:]:
         if event > 0:
             return event - 1

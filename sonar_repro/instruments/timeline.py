@@ -20,8 +20,8 @@ def step_timeline(log: EventLog, step: str | int, points: int = 240) -> dict[str
             owner peaks or the region changes.
 
     Returns:
-        ``position`` (event within the step), ``region`` and ``bytes`` (owner -> requested bytes) of the points kept, the
-        number of ``events``, and ``peak_bytes`` (owner -> largest value in the step, and ``total``).
+        ``position`` (event within the step), ``region`` and ``bytes`` (owner -> requested bytes) of the points kept,
+        the number of ``events``, and ``peak_bytes`` (owner -> largest value in the step, and ``total``).
 
     Raises:
         UserError: no such step.
@@ -66,7 +66,9 @@ def _keep(series: list[tuple[int, ...]], regions: list[int], points: int) -> lis
     totals = [sum(values) for values in series]
     kept = {0, len(series) - 1}
     kept.update(max(range(len(series)), key=lambda index: series[index][code]) for code in range(len(OWNERS)))
-    kept.update(index for index in range(1, len(series)) if regions[index] != regions[index - 1] and _outer(regions, index))
+    kept.update(
+        index for index in range(1, len(series)) if regions[index] != regions[index - 1] and _outer(regions, index)
+    )
     stretch = max(1, -(-len(series) // max(1, points - len(kept))))
     for first in range(0, len(series), stretch):
         kept.add(max(range(first, min(first + stretch, len(series))), key=totals.__getitem__))

@@ -47,7 +47,7 @@ class EventLog:
 
     ``events`` holds ``+(i + 1)`` where block ``i`` is allocated and ``-(i + 1)`` where it is freed. ``sizes`` (bytes),
     ``owners`` (index into :data:`OWNERS`) and ``regions`` (index into :data:`REGIONS`: where it was allocated) are
-    indexed by block. ``marks`` are ``(position in events, kind, label)`` with kind ``phase``, ``step`` or ``micro_batch``.
+    indexed by block. ``marks`` are ``(position in events, kind, label)``; kinds: ``phase``, ``step``, ``micro_batch``.
     """
 
     events: array = field(default_factory=lambda: array("q"))
@@ -92,7 +92,7 @@ class AllocationTracker(TorchDispatchMode):
         device_model: called as ``(tracker, operator, args, result, region)`` after each operator; returns the sizes of
             device buffers that the operator's CUDA kernel allocates and frees inside, which no dispatcher sees
             (:class:`sonar_repro.instruments.cuda_model.CudaModel`).
-        observers: called as ``(operator, args, kwargs, result, region)`` after every operator: the seam for time models.
+        observers: called as ``(operator, args, kwargs, result, region)`` after every operator (time models).
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class AllocationTracker(TorchDispatchMode):
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizer_depth -= 1
-        # The plain attribute only: an optimizer over optimizers builds its ``state`` on demand, and each inner one comes here.
+        # The plain attribute only: an optimizer over optimizers builds it on demand, and its inner ones come here too.
         for state in vars(optimizer).get("state", {}).values():
             if isinstance(state, dict):
                 for value in state.values():

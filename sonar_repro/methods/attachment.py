@@ -40,6 +40,8 @@ class Attachment:
     """
 
     def __init__(self, model: nn.Module, need_experts: bool) -> None:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module  # the names in a state dict are those of the bare model
         self.model = model
         experts = {id(e.parameter): e for e in find_expert_tensors(model)}
         named = list(model.named_parameters())

@@ -83,7 +83,8 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self.expert_parameters = [o.parameter for o in self._owned if o.expert is not None]
         self.other_parameters = [o.parameter for o in self._owned if o.expert is None]
         self._build_inners(factory, model)
-        super().__init__(outer_groups(self._owned, self._hooked, self._inners), {})
+        defaults = {k: v for k, v in self._inners[-1].optimizer.defaults.items() if k not in EXECUTION_KEYS}
+        super().__init__(outer_groups(self._owned, self._hooked, self._inners), defaults)
         self._ready = True
         self._folds = accumulation > 1 and accumulation_mode == "fold"
         for unit in self._hooked if self._folds else ():
@@ -112,9 +113,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         checks.refuse_hidden_momentum(self._hooked, self.schedule)
         self._end = [Inner(factory(rest, model), rest)] if rest else []
         self._inners = [inner for unit in self._hooked for inner in unit.inners] + self._end
-        kinds = sorted({type(inner.optimizer).__name__ for inner in self._inners})
-        if len(kinds) > 1:
-            raise UserError(f"the factory made optimizers of different classes: {', '.join(kinds)}")
+        self._kind = "+".join(sorted({type(inner.optimizer).__name__ for inner in self._inners}))
 
     def _attach(self) -> list[Any]:
         handles, me = [], weakref.ref(self)
@@ -310,7 +309,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         by_name = states.named_states(self._hooked, self._end)
         return {
             "format": states.FORMAT,
-            "optimizer": type(self._inners[0].optimizer).__name__,
+            "optimizer": self._kind,
             "steps": self.steps,
             "state": {o.name: by_name[o.name] for o in self._owned},
             "clip": self._clip.state(),
@@ -323,7 +322,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         Raises:
             UserError: missing or unknown parameter names, shapes or groups that differ, another optimizer's state.
         """
-        states.check_format(state_dict, type(self._inners[0].optimizer).__name__)
+        states.check_format(state_dict, self._kind)
         states.check_names(state_dict, {o.name: tuple(o.parameter.shape) for o in self._owned})
         states.check_groups(state_dict, states.dump_groups(self.param_groups, self._names))
         states.restore(self._hooked, self._end, state_dict["state"])
@@ -373,9 +372,12 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         return lines
 
     def optimizer_label(self) -> str:
-        """The inner optimizers' class and kernel, such as ``torch.optim.AdamW(fused)``."""
-        optimizer = self._inners[0].optimizer
-        module = type(optimizer).__module__
-        module = "torch.optim" if module.startswith("torch.optim") else module.split(".")[0]
-        kernel = next((k for k in ("fused", "foreach") if optimizer.param_groups[0].get(k)), None)
-        return f"{module}.{type(optimizer).__name__}" + (f"({kernel})" if kernel else "")
+        """The inner optimizers' classes and kernels, such as ``torch.optim.AdamW(fused)``."""
+        return " + ".join(sorted({_label(inner.optimizer) for inner in self._inners}))
+
+
+def _label(optimizer: torch.optim.Optimizer) -> str:
+    module = type(optimizer).__module__
+    module = "torch.optim" if module.startswith("torch.optim") else module.split(".")[0]
+    kernel = next((k for k in ("fused", "foreach") if optimizer.param_groups[0].get(k)), None)
+    return f"{module}.{type(optimizer).__name__}" + (f"({kernel})" if kernel else "")

@@ -110,8 +110,8 @@ def load_pretrained(
 ) -> Any:
     """Load safetensors weights from the hub's cache or a local folder, straight to ``device`` in ``dtype``.
 
-    Checkpoints that store one tensor an expert (OLMoE) are merged into batched tensors on ``device`` one target tensor
-    at a time: beyond the model itself at most twice one gate/up tensor is alive (see :func:`_one_tensor_at_a_time`).
+    Checkpoints that store one tensor an expert (OLMoE) are merged into batched tensors on ``device``, one target tensor
+    at a time: beyond the model itself at most one gate/up tensor more is alive (see :func:`_one_tensor_at_a_time`).
 
     Raises:
         UserError: a file that is missing and how to fetch it; weights that are missing (they would be random) or of

@@ -1,7 +1,7 @@
 """Build and run any transformers MoE at full size on fake tensors: exact shapes and allocations, no weights, no GPU.
 
-Inside :func:`fake_environment` the real model classes run under ``FakeTensorMode`` on device "cpu" (a CPU wheel aborts on
-fake "cuda" tensors; on a GPU machine the bytes are the same). Where transformers looks at tensor values or at the
+Inside :func:`fake_environment` the real model classes run under ``FakeTensorMode`` on device "cpu" (a CPU wheel aborts
+on fake "cuda" tensors; on a GPU machine the bytes are the same). Where transformers looks at tensor values or at the
 mode itself and would then build something that a CUDA run does not build, the question is answered as the CUDA run
 would answer it; each such place is a patch below with its reason.
 """
@@ -30,6 +30,7 @@ from sonar_repro.models.experts import decorated_expert_modules, find_expert_ten
 
 #: Expert implementations that run on fake tensors; the footprints stand in for libraries that need a GPU.
 FAKE_IMPLEMENTATIONS = {
+    "eager": "eager",  # only for a model class with its own expert code: the usual eager experts loop over values
     "grouped_mm": "grouped_mm",
     "batched_mm": "batched_mm",
     "sonicmoe": "sonicmoe_footprint",
@@ -60,7 +61,7 @@ class FakeEnvironment:
         Args:
             config: a transformers config.
             dtype: of the parameters; families that keep some in float32 keep them.
-            experts: a backend's name (:data:`FAKE_IMPLEMENTATIONS`), or ``eager`` for a model class with expert code of its own.
+            experts: a backend's name (:data:`FAKE_IMPLEMENTATIONS`), or ``eager`` for a class with its own expert code.
             attention: transformers' attention implementation; ``None``: its default (sdpa where the class supports it).
 
         Raises:
@@ -132,16 +133,14 @@ def fake_environment() -> Iterator[FakeEnvironment]:
             yield environment
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UserError(
-                f"forecast: {error.func} reads tensor values, which fake tensors do not have; use backend=grouped_mm, or"
-                " another model class if its own forward reads them"
+                f"forecast: {error.func} reads tensor values, which fake tensors do not have; use backend=grouped_mm,"
+                " or another model class if its own forward reads them"
             ) from error
         except UnsupportedOperatorException as error:
             raise UserError(f"forecast: operator {error.func} has no fake kernel; use backend=grouped_mm") from error
 
 
 def _fake_implementation(experts: str) -> str:
-    if experts == "eager":
-        return experts
     if experts not in FAKE_IMPLEMENTATIONS:
         raise UserError(f"backend={experts}: no forecast for it; choose one of {', '.join(FAKE_IMPLEMENTATIONS)}")
     implementation = FAKE_IMPLEMENTATIONS[experts]
@@ -185,11 +184,13 @@ def _check_experts(model: nn.Module, config: Any, experts: str) -> None:
     decorated = bool(decorated_expert_modules(model))
     if decorated and experts == "eager":
         raise UserError(
-            "backend=eager: loops over the experts that were hit, which fake tensors cannot tell; use backend=grouped_mm"
+            "backend=eager: loops over the experts that were hit, which fake tensors cannot tell;"
+            " use backend=grouped_mm"
         )
     if not decorated and experts != "eager":
         raise UserError(
-            f"backend={experts}: {name} has expert code of its own and would ignore it; use backend=eager, which is that code"
+            f"backend={experts}: {name} has expert code of its own and would ignore it;"
+            " use backend=eager, which is that code"
         )
 
 
@@ -207,4 +208,6 @@ def _patches(environment: FakeEnvironment) -> Iterator[Any]:
         import bitsandbytes.functional as bnb
 
         # The 8-bit optimizers fill their quantisation maps from values: 256 fp32 entries, whatever they are.
-        yield mock.patch.object(bnb, "create_dynamic_map", lambda *args, **kwargs: torch.empty(256, dtype=torch.float32))
+        yield mock.patch.object(
+            bnb, "create_dynamic_map", lambda *args, **kwargs: torch.empty(256, dtype=torch.float32)
+        )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .sinkhorn import Descent
-from .squares import CPU, GPU, MatrixBatch, Sizes, Slice, Workspace, make_packs, open_squares
+from .squares import CPU, GPU, MatrixBatch, Sizes, Slice, Workspace, make_packs, on_host, open_squares
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def block_multiplier(v: Tensor, bounds: tuple[float, float]) -> Tensor:
 
 
 def _sizes(batches: Sequence[MatrixBatch]) -> tuple[Sizes, bool]:
-    on_gpu = batches[0].source.device.type == "cuda"
-    return (GPU if on_gpu else CPU), on_gpu
+    host = on_host(batches[0].source)
+    return (CPU if host else GPU), not host
 
 
 @torch.no_grad()
@@ -107,6 +107,7 @@ def factored_update_(
         for pack in make_packs([batch], sizes.pack, batched):
             part = slice(pack[0].start, pack[0].stop)
             squares = open_squares(pack, workspace, sizes, batched)
+            squares.load()
             row, column = row_state[part], column_state[part]
             row.mul_(how.beta2).add_(squares.mean_square_of_rows() + how.eps, alpha=1 - how.beta2)
             column.mul_(how.beta2).add_(squares.mean_square_of_columns() + how.eps, alpha=1 - how.beta2)

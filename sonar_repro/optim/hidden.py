@@ -220,7 +220,8 @@ class HiddenMomentum:
     def _check(self, slot: _Slot) -> None:
         grad = slot.parameter.grad
         stored = self._stored(slot.parameter)
-        if stored is not None and slot.buffer is not stored and stored.dtype == slot.buffer.dtype:
+        moved = stored is not None and (stored.dtype, stored.device) != (slot.buffer.dtype, slot.buffer.device)
+        if stored is not None and slot.buffer is not stored and not moved:
             raise UserError(f"the state of {slot.name} was replaced between prepare() and step(): load it after step()")
         if grad is None or _storage(grad) != slot.storage:
             raise UserError(self._replaced(slot))

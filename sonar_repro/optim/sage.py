@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .squares import Workspace, arithmetic_dtype
-
-_LIMIT = {"cpu": 1 << 19, "cuda": 1 << 24}  # elements held at a time
+from .squares import CPU, GPU, Workspace, arithmetic_dtype, on_host
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def sage_matrices_(weight: Tensor, grad: Tensor, m: Tensor, s: Tensor, how: Sage
 
     Temporaries: one piece of at most 2 MB (64 MB on CUDA) and vectors of n elements.
     """
-    limit = _LIMIT.get(weight.device.type, _LIMIT["cuda"])
+    limit = (CPU if on_host(weight) else GPU).block
     s_t = torch.zeros_like(s)
     for b, r in _blocks(weight, limit):
         piece = grad[b, r]

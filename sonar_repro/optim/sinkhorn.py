@@ -27,7 +27,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .squares import (
     CPU,
@@ -39,6 +38,7 @@ from .squares import (
     Workspace,
     arithmetic_dtype,
     make_packs,
+    on_host,
     open_squares,
 )
 
@@ -85,34 +85,27 @@ class Descent:
 Multiplier = Callable[[list[Slice], Tensor], Tensor]
 
 
-def _values_readable(tensor: Tensor) -> bool:
-    """Whether reading a value costs no device synchronisation and is possible (fake tensors have none)."""
-    return tensor.device.type == "cpu" and type(tensor) in (Tensor, Parameter)
+def _load(squares: Squares) -> Tensor | None:
+    """S, and the mean squares of the rows in ``row_out``; returns the power-of-two scale ``[B, 1]`` of S, or None.
 
-
-def _prescale(squares: Squares) -> Tensor | None:
-    """Mean squares of the rows into ``row_out``; returns the power-of-two scale ``[B, 1]``, None if none is needed."""
-    mean_square = squares.mean_square_of_rows()
-    if squares.like.dtype == torch.float64:
-        return None
-    if _values_readable(squares.like):
+    On the host the scale is used where one is needed; elsewhere always, since looking would synchronise.
+    """
+    if on_host(squares.like) or squares.like.dtype == torch.float64:
+        squares.load()
+        peaks = squares.mean_square_of_rows().amax(1)
         # NaN is left alone; inf (squares overflowed) and 0 (squares or the matrix vanished) are looked into.
-        if all(_SAFE[0] <= peak <= _SAFE[1] or math.isnan(peak) for peak in mean_square.amax(1).tolist()):
+        if squares.like.dtype == torch.float64 or all(
+            _SAFE[0] <= peak <= _SAFE[1] or math.isnan(peak) for peak in peaks.tolist()
+        ):
             return None
-    elif squares.like.device.type == "cpu":
-        return None
-    largest = squares.largest().unsqueeze(1)
-    mantissa, _ = torch.frexp(largest)
-    # mantissa / largest is the exact power of two that brings the largest element into [0.5, 1).
-    scale = torch.where((largest > 0) & torch.isfinite(largest), mantissa / largest.clamp(min=1e-36), 1.0)
-    squares.load(scale)
+    scale = squares.load_scaled()
     squares.mean_square_of_rows()
     return scale
 
 
 def _dead(sums: Tensor) -> Tensor | None:
     """Which of ``[B, k]`` squared norms count as zero; None if none is known to (never on a device: no sync)."""
-    if _values_readable(sums):
+    if on_host(sums):
         low, high = torch.aminmax(sums, dim=1)
         if all(a > DEAD * b for a, b in zip(low.tolist(), high.tolist())):
             return None
@@ -132,8 +125,9 @@ def scaling_vectors(squares: Squares, how: Normalisation) -> tuple[Tensor, Tenso
     m, n = squares.m, squares.n
     # ε of a step whose input has rows (columns) of norm √n (√m) instead of 1, and whose sums are means over n (m).
     factors = (math.sqrt(m / n), math.sqrt(n / m)) if how.form == "sage" else (n**-0.5, m**-0.5)
-    row_eps, column_eps, zero = squares.row_in.new_tensor([how.eps * factors[0], how.eps * factors[1], 0.0]).split(1)
-    scale = _prescale(squares)
+    constants = (how.eps * factors[0], how.eps * factors[1], 0.0)
+    row_eps, column_eps, zero = (squares.row_in.new_full((1,), value) for value in constants)
+    scale = _load(squares)
     mean_square = squares.row_out.clone()
     first_eps = how.eps if scale is None else (scale * how.eps).clamp(max=_MAX_SCALED_EPS)
     r = _inverse_root(mean_square, first_eps * n**-0.5, _dead(mean_square))
@@ -181,14 +175,14 @@ def sinkhorn_update_(
     Args:
         batches: weights and sources ``[B, m, n]``, any strides, fp32, bf16 or fp64 (arithmetic in fp32, fp64 for fp64).
         multiplier: gives MESH-B's q, from the mean squares of the source.
-        batched: same-shaped matrices of several parameters share launches; default on CUDA.
+        batched: same-shaped matrices of several parameters share launches; default away from the CPU.
         sizes: elements held at a time; the only temporaries are one such buffer and vectors of m and n elements.
     """
     if not batches:
         return
-    on_gpu = batches[0].source.device.type == "cuda"
-    batched = on_gpu if batched is None else batched
-    sizes = sizes or (GPU if on_gpu else CPU)
+    host = on_host(batches[0].source)
+    batched = not host if batched is None else batched
+    sizes = sizes or (CPU if host else GPU)
     workspace = Workspace()
     for pack in make_packs(batches, sizes.pack, batched):
         squares = open_squares(pack, workspace, sizes, batched)
@@ -208,12 +202,12 @@ def block_mean_square(batch: MatrixBatch, sizes: Sizes | None = None) -> Tensor:
 
     For block statistics taken from another tensor than the one that is normalised (``stat=G`` beside H).
     """
-    on_gpu = batch.source.device.type == "cuda"
-    sizes = sizes or (GPU if on_gpu else CPU)
+    host = on_host(batch.source)
+    sizes = sizes or (CPU if host else GPU)
     workspace, found = Workspace(), []
-    for pack in make_packs([batch], sizes.pack, on_gpu):
-        squares = open_squares(pack, workspace, sizes, on_gpu)
-        scale = _prescale(squares)
+    for pack in make_packs([batch], sizes.pack, not host):
+        squares = open_squares(pack, workspace, sizes, not host)
+        scale = _load(squares)
         found.append(_block_mean_square(squares, batch.axis, squares.row_out, scale).clone())
     return torch.cat(found)
 

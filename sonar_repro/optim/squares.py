@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,23 @@ class Workspace:
         return buffer[:numel]
 
 
+def on_host(tensor: Tensor) -> bool:
+    """A real CPU tensor: small packs in cache, one kernel a matrix, and reading a value costs nothing.
+
+    Everything else, fake tensors included, is treated as on a GPU: a forecast then counts the real run's workspace.
+    """
+    return tensor.device.type == "cpu" and type(tensor) in (Tensor, Parameter)
+
+
 def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 stays float64; everything else is computed in float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def power_of_two(largest: Tensor) -> Tensor:
+    """The exact power of two that brings ``largest`` (0-d or ``[B]``, >= 0) into [0.5, 1); 1 for 0, inf and NaN."""
+    mantissa, _ = torch.frexp(largest)
+    return torch.where((largest > 0) & torch.isfinite(largest), mantissa / largest.clamp(min=1e-36), 1.0)
 
 
 def _padded(rows: int, length: int, like: Tensor) -> Tensor:
@@ -135,7 +150,6 @@ class ResidentSquares(_Vectors):
             self._row_products = list(zip(each, self.column_in.unbind(0), self.row_out.unbind(0)))
             transposed = [matrix.t() for matrix in each]
             self._column_products = list(zip(transposed, self.row_in.unbind(0), self.column_out.unbind(0)))
-        self.load(None)
 
     def gather(self) -> Tensor:
         """The sources themselves, into the workspace (S is lost)."""
@@ -145,20 +159,22 @@ class ResidentSquares(_Vectors):
         torch._foreach_copy_(list(parts), [s.source() for s in self.pack])
         return self.squares
 
-    def load(self, scale: Tensor | None) -> None:
-        """S of ``scale · G`` (scale ``[B, 1]``, powers of two). Low precision is converted before it is squared."""
-        if len(self.pack) == 1 and scale is None and self.like.dtype == self.squares.dtype:
+    def load(self) -> None:
+        """S of G. Low precision is converted before it is squared."""
+        if len(self.pack) == 1 and self.like.dtype == self.squares.dtype:
             source = self.pack[0].source()
             torch.mul(source, source, out=self.squares)
-            return
-        values = self.gather()
-        if scale is not None:
-            values.mul_(scale.unsqueeze(-1))
-        values.mul_(values)
+        else:
+            self.gather()
+            self.squares.mul_(self.squares)
 
-    def largest(self) -> Tensor:
-        """max |G| of each matrix, ``[B]``; overwrites S."""
-        return torch.linalg.vector_norm(self.gather(), torch.inf, dim=(1, 2))
+    def load_scaled(self) -> Tensor:
+        """S of ``scale · G``; returns the powers of two ``scale [B, 1]`` that bring max |G| of each matrix near 1."""
+        values = self.gather()
+        scale = power_of_two(torch.linalg.vector_norm(values, torch.inf, dim=(1, 2))).unsqueeze(1)
+        values.mul_(scale.unsqueeze(-1))
+        values.mul_(values)
+        return scale
 
     def rows(self) -> None:
         """row_out ← S column_in. A loop of ``mv``: ``bmm`` with one column is up to 15 times slower on a CPU."""
@@ -205,9 +221,16 @@ class BlockedSquares(_Vectors):
         height = max(1, block // self.n)
         self.blocks = [slice(i, min(i + height, self.m)) for i in range(0, self.m, height)]
 
-    def load(self, scale: Tensor | None) -> None:
-        """From here on S is that of ``scale · G``."""
-        self.scale = scale
+    def load(self) -> None:
+        """From here on S is that of G."""
+        self.scale = None
+
+    def load_scaled(self) -> Tensor:
+        """From here on S is that of ``scale · G``; returns ``scale [1, 1]``, which brings max |G| near 1."""
+        dtype = arithmetic_dtype(self.like.dtype)
+        norms = [torch.linalg.vector_norm(self.source[b], torch.inf, dtype=dtype) for b in self.blocks]
+        self.scale = power_of_two(torch.stack(norms).amax()).view(1, 1)
+        return self.scale
 
     def _buffer(self, block: slice) -> Tensor:
         return self.workspace.take((block.stop - block.start) * self.n, self.like).view(-1, self.n)
@@ -220,12 +243,6 @@ class BlockedSquares(_Vectors):
         if self.scale is not None:
             out.mul_(self.scale)
         return out.mul_(out)
-
-    def largest(self) -> Tensor:
-        """max |G|, ``[1]``."""
-        dtype = arithmetic_dtype(self.like.dtype)
-        norms = [torch.linalg.vector_norm(self.source[b], torch.inf, dtype=dtype) for b in self.blocks]
-        return torch.stack(norms).amax().unsqueeze(0)
 
     def rows(self) -> None:
         """row_out ← S column_in."""

@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .. import records
 from ..backends.registry import ran_implementation
 from ..config import Config
@@ -46,7 +44,7 @@ def run(config: Config, report: Any) -> None:
     report.phase("tasks")
     tasks = load_tasks(config.task.options)
     report.phase("evaluate")
-    results = evaluate(model, tokenizer, tasks, config.task.options, report)
+    results = evaluate(model, tokenizer, tasks, config, report)
     report.section("downstream", describe(results, config))
 
 
@@ -55,6 +53,9 @@ def run(config: Config, report: Any) -> None:
 
 def starting_model(arm: Training) -> tuple[Any, Any]:
     """The weights that every training arm of this configuration starts from, and their tokenizer."""
+    arm.report.phase("data")
+    arm.load_data()
+    arm.report.phase("build")
     model = arm.make_model()
     arm.report.section("data", arm.corpus.describe())
     _describe_environment(arm, model, None)
@@ -99,7 +100,7 @@ def load_tasks(options: dict[str, Any]) -> list[Any]:
     """
     from lm_eval.tasks import TaskManager
 
-    folders = [str(LOCAL_TASKS), *([str(options["include"])] if options.get("include") else [])]
+    folders = [str(LOCAL_TASKS), *([str(options["include"])] if options["include"] else [])]
     names = [task["name"] for task in options["tasks"]]
     manager = TaskManager(include_path=folders, include_defaults=False)
     if set(names) - set(manager.all_tasks):
@@ -126,15 +127,21 @@ def load_tasks(options: dict[str, Any]) -> list[Any]:
     return loaded
 
 
-def evaluate(model: Any, tokenizer: Any, tasks: list[Any], options: dict[str, Any], report: Any) -> dict[str, Any]:
+def evaluate(model: Any, tokenizer: Any, tasks: list[Any], config: Config, report: Any) -> dict[str, Any]:
     """Run the harness on a model that is already loaded. Returns what ``simple_evaluate`` returns, without samples."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
-    harness_model = HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=options["batch_size"])
+    manager = TaskManager(include_defaults=False)  # the tasks are loaded: no need to index all of the harness's
+    options = config.task.options
+    settings = {name: options[name] for name in ("batch_size", "softmax_dtype")}
+    settings["mixed_precision_dtype"] = config.autocast
+    harness_model = HFLM(pretrained=model.eval(), tokenizer=tokenizer, **settings)
     handle = model.register_forward_pre_hook(_heartbeat(report))
     try:
-        return simple_evaluate(harness_model, tasks=tasks, limit=options.get("limit"), log_samples=False)
+        limit = options["limit"]
+        return simple_evaluate(harness_model, tasks=tasks, task_manager=manager, limit=limit, log_samples=False)
     finally:
         handle.remove()
 
@@ -156,15 +163,14 @@ def _heartbeat(report: Any) -> Any:
 def describe(results: dict[str, Any], config: Config) -> dict[str, Any]:
     """The record's ``downstream``: by task the metric, its value and standard error, examples shown, and questions."""
     options = config.task.options
-    limit = options.get("limit")
     return {
         "tasks": {asked["name"]: _task_result(results, asked) for asked in options["tasks"]},
         "batch_size": options["batch_size"],
-        "limit": limit,
+        "softmax_dtype": options["softmax_dtype"],
+        "limit": options["limit"],
         "lm_eval": importlib.metadata.version("lm_eval"),
         "checkpoint": checkpoint_name(config),
         "weights": config.model.weights,
-        "seconds": results.get("total_evaluation_time_seconds"),
     }
 
 

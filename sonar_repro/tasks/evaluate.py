@@ -8,9 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from .step import mixed_precision
+
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, batches: Iterable[Any], device: torch.device) -> dict[str, Any]:
+def evaluate(
+    model: torch.nn.Module, batches: Iterable[Any], device: torch.device, autocast: torch.dtype | None = None
+) -> dict[str, Any]:
     """Loss and token accuracy on held-out batches, computed from logits in fp32.
 
     The router's auxiliary loss has no part in it. Cross-entropy sums are added up in float64 on the host.
@@ -27,7 +31,8 @@ def evaluate(model: torch.nn.Module, batches: Iterable[Any], device: torch.devic
     for batch in batches:
         inputs = batch.model_inputs(device)
         labels = inputs.pop("labels")[:, 1:]
-        logits = model(**inputs, use_cache=False).logits[:, :-1]
+        with mixed_precision(device.type, autocast):
+            logits = model(**inputs, use_cache=False).logits[:, :-1]
         kept = labels != -100
         picked, target = logits[kept].float(), labels[kept]
         total += F.cross_entropy(picked, target, reduction="sum").double().item()

@@ -9,7 +9,7 @@ from ..instruments.forecast import ForecastMeter
 from ..models.build import DTYPES, architecture
 from ..models.experts import find_expert_tensors
 from ..models.fake import FAKE_IMPLEMENTATIONS, fake_environment
-from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler
+from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler, roles_of, state_bytes
 from .setup import environment, prepare_process
 from .step import training_step
 
@@ -35,14 +35,17 @@ def run(config: Config, report: Any) -> None:
         describe(config, report, model, optimizer)
         report.phase("steps")
 
+        autocast = DTYPES[config.autocast] if config.autocast else None
+
         def step(micro_batches: Any) -> None:
-            training_step(model, optimizer, scheduler, micro_batches, config.accumulation)
+            training_step(model, optimizer, scheduler, micro_batches, config.accumulation, autocast)
 
         shape = {"batch_size": config.batch_size, "max_length": config.data.max_length}
         meter.run(fake, step, accumulation=config.accumulation, seed=config.seed, **shape)
     report.phase("replay")
-    memory = {**meter.read(), **gradient_floor(model), "optimizer_state_bytes": optimizer.optimizer_state_bytes()}
+    memory = {**meter.read(), **gradient_floor(model), **state_bytes(optimizer)}
     report.section("memory", memory)
+    report.section("roles", roles_of(optimizer))
     report.section("counts", counts_of(optimizer, optimizer.steps, 0, config.accumulation))
     report.section("time", {"source": "forecast", "step_s": None, "window": None, "median_s": None, "reason": NOT_RUN})
     report.section("loss", {"train": None, "heldout": None, "heldout_reason": NOT_RUN})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..backends.registry import kernel_versions
 from ..config import Config
 from ..errors import Unsupported
 from ..machine import cpu_name, git_state, gpu_facts
@@ -35,21 +37,61 @@ def device_of(config: Config) -> torch.device:
 
 
 def set_memory_cap(config: Config, device: torch.device) -> str | None:
-    """Cap PyTorch's allocator inside this process (Table 6). Returns how the cap is enforced, None without a cap."""
+    """Cap PyTorch's allocator inside this process (Table 6). Returns how the cap is enforced, None without a cap.
+
+    Raises:
+        Unsupported: the card, or what others left of it, is smaller than the cap: an out-of-memory would not be its.
+    """
     if config.memory_cap_gb is None:
         return None
     if device.type != "cuda":
         return "tracker"
-    total = torch.cuda.get_device_properties(device).total_memory
-    cap = config.memory_cap_gb * 1e9
-    # Rounded up to the next representable share: a cap one byte short is a spurious out-of-memory.
-    share = min(1.0, (int(cap) + 1) / total)
-    torch.cuda.set_per_process_memory_fraction(share, device)
+    cap = int(config.memory_cap_gb * 1e9)
+    free, total = torch.cuda.mem_get_info(device)
+    if cap > free:
+        raise Unsupported(
+            f"memory_cap_gb={config.memory_cap_gb:g}: the card has {free / 1e9:.1f} GB free of {total / 1e9:.1f}; an "
+            "out-of-memory would not be the cap's: free the card or use a larger one"
+        )
+    torch.cuda.set_per_process_memory_fraction(memory_fraction(cap, total_memory(device)), device)
     return "cuda"
 
 
-def environment(config: Config, device: str, experts: str, attention: str | None, optimizer: str) -> dict[str, Any]:
-    """The record's ``environment``: versions, commit, machine, and what really ran."""
+def lift_memory_cap(cap: str | None, device: torch.device) -> None:
+    """End the cap once everything is measured: evaluation and the comparison with the start are not part of the arm."""
+    if cap == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def total_memory(device: torch.device | str | int = "cuda") -> int:
+    """The bytes that the allocator takes its fraction of."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def memory_fraction(cap: int, total: int) -> float:
+    """The share that allows ``cap`` bytes and not 1 KB more: the allocator truncates ``share * total`` to an integer.
+
+    Rounded up: a cap one byte short is a spurious out-of-memory.
+    """
+    share = min(1.0, cap / total)
+    while share < 1.0 and int(share * total) < cap:
+        share = min(1.0, math.nextafter(share, 2.0))
+    return share
+
+
+def environment(
+    config: Config,
+    device: str,
+    experts: str,
+    attention: str | None,
+    optimizer: str,
+    card: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The record's ``environment``: versions, commit, machine, and what really ran.
+
+    Args:
+        card: :func:`sonar_repro.machine.gpu_facts` from before the run used the card; read now if None.
+    """
     import transformers
 
     commit, dirty = git_state(Path(__file__).parent.parent)
@@ -75,6 +117,9 @@ def environment(config: Config, device: str, experts: str, attention: str | None
         facts["device_name"] = torch.cuda.get_device_name()
         facts["capability"] = ".".join(map(str, torch.cuda.get_device_capability()))
         facts["cuda"] = torch.version.cuda
-        facts["device_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
-        facts.update(gpu_facts())
+        facts["device_memory_bytes"] = total_memory()
+        facts["allocator_settings"] = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+        facts["cublas_workspace_config"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        facts["kernels"] = kernel_versions(config.backend.name)
+        facts.update(gpu_facts() if card is None else card)
     return facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ def training_step(
     scheduler: torch.optim.lr_scheduler.LRScheduler | None,
     micro_batches: Iterable[Mapping[str, Tensor]],
     accumulation: int = 1,
+    autocast: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Run one optimizer step: Algorithm 1 of Sonar-MoE (§4.2) for in-backward methods, the usual step for the others.
 
@@ -22,6 +24,7 @@ def training_step(
         optimizer: a :class:`sonar_repro.methods.ScheduledOptimizer`; it clips and counts by itself.
         scheduler: stepped once, after the optimizer; ``None`` keeps the learning rate.
         micro_batches: ``accumulation`` mappings of ``input_ids``, ``attention_mask``, ``labels``; int64 ``[B, T]``.
+        autocast: run forward and loss in this dtype (mixed precision); ``None`` leaves the weights' dtype.
         accumulation: A; each loss is divided by it before its backward pass (§4.4).
 
     Returns:
@@ -36,7 +39,8 @@ def training_step(
         losses = []
         for batch in micro_batches:
             # Only the loss is kept: holding the output object would keep the logits alive through the backward pass.
-            loss = model(**batch, use_cache=False).loss
+            with mixed_precision(batch["input_ids"].device.type, autocast):
+                loss = model(**batch, use_cache=False).loss
             losses.append(loss.detach())
             if accumulation > 1:
                 loss = loss / accumulation
@@ -46,3 +50,8 @@ def training_step(
     if scheduler is not None:
         scheduler.step()
     return losses
+
+
+def mixed_precision(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
+    """Autocast to ``dtype`` on the device, or nothing for ``None``."""
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype)

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..backends import require
+from ..backends import parity, require
 from ..backends.registry import ran_implementation
 from ..config import Config, fingerprint
 from ..data import Batch, BatchStream, DataSpec, load_corpus, sequential_batches
 from ..data import load_tokenizer as embedded_tokenizer
 from ..errors import UserError
 from ..instruments.kernels import profile_steps
-from ..instruments.memory import CudaMeter, TrackerMeter
+from ..instruments.memory import CudaHistory, CudaMeter, TrackerMeter
 from ..instruments.timer import StepTimer
-from ..models.build import DTYPES, architecture, build_random, load_pretrained, load_tokenizer
+from ..machine import gpu_facts, shared_card
+from ..models.build import (
+    DTYPES,
+    architecture,
+    build_random,
+    load_pretrained,
+    load_tokenizer,
+    pretrained_architecture,
+)
 from ..models.experts import find_expert_tensors
 from . import checkpoint
-from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler
+from .assemble import (
+    counts_of,
+    describe_model,
+    gradient_floor,
+    make_optimizer,
+    make_scheduler,
+    roles_of,
+    state_bytes,
+)
 from .evaluate import changed_weights, evaluate
-from .setup import device_of, environment, prepare_process, set_memory_cap
+from .setup import device_of, environment, lift_memory_cap, prepare_process, set_memory_cap
 from .step import training_step
 
 ATTENTION = "sdpa"
@@ -45,6 +62,11 @@ class Training:
     def __init__(self, config: Config, report: Any) -> None:
         self.config, self.report = config, report
         self.fingerprint = fingerprint(config)
+        self.autocast = DTYPES[config.autocast] if config.autocast else None
+        self.card: dict[str, Any] | None = None
+        self.parity: dict[str, Any] | None = None
+        self.history: CudaHistory | None = None
+        self.cap: str | None = None
         self.skipped = 0
         self.train_losses: list[float | None] = []
         self.norms: list[float | None] = []
@@ -52,30 +74,55 @@ class Training:
     def run(self) -> None:
         config, report = self.config, self.report
         self.prepare()
+        report.phase("data")
+        self.load_data()
+        report.phase("parity")
+        self.check_kernels()
         self.cap = set_memory_cap(config, self.device)
         if self.device.type == "cpu":
             report.phase("memory")
             self.measure_memory()
         report.phase("build")
+        self.history = CudaHistory(report.arm_dir) if config.task.options.get("snapshot") else None
         meter = CudaMeter(self.device) if self.device.type == "cuda" else None
-        if meter:
-            meter.phase("load")
-        self.build()
-        self.train(meter)
+        try:
+            if meter:
+                meter.phase("load")
+            self.build()
+            self.train(meter)
+        except Exception:
+            self.record_unfinished(meter)
+            raise
         self.finish(meter)
 
     def prepare(self) -> None:
-        """Process settings, device, expert kernels and data: all that :meth:`make_model` needs."""
+        """Process settings, device and expert kernels."""
         prepare_process(self.config)
         self.device = device_of(self.config)
         self.experts = require(self.config.backend.name, self.device.type)
-        self.report.phase("data")
-        self.load_data()
+
+    def check_kernels(self) -> None:
+        """Who else is on the card, before we are; then the backend against eager, before anything is measured."""
+        config = self.config
+        self.card = gpu_facts() if self.device.type == "cuda" else None
+        shared = shared_card(self.card) if self.card else None
+        if shared:
+            self.report.note(shared)
+        dtype, device = DTYPES[config.scale.dtype], self.device
+        self.parity = parity.check(self.shape(), config.backend.name, self.experts, dtype=dtype, device=device)
+
+    def record_unfinished(self, meter: CudaMeter | None) -> None:
+        """What CUDA counted up to a fault, and the allocator's history if it was asked for."""
+        with contextlib.suppress(RuntimeError):  # after a broken kernel every call fails: the first error is the one
+            if meter:
+                self.report.section("memory", {**meter.read(), "reason": "the run ended before its last step"})
+            if self.history:
+                self.report.section("memory_snapshot", self.history.save())
 
     def load_data(self) -> None:
-        """Tokenizer and corpus: the checkpoint's tokenizer with its weights, the embedded one with random weights."""
+        """Tokenizer and corpus: the model's own tokenizer with its weights or with hub data, else the embedded."""
         config = self.config
-        if config.model.weights == "pretrained":
+        if config.model.weights == "pretrained" or config.data.source == "hub":
             self.tokenizer = load_tokenizer(config.model)
         else:
             self.tokenizer = embedded_tokenizer(config.data.kind)
@@ -88,17 +135,24 @@ class Training:
         if config.model.weights == "pretrained":
             model = load_pretrained(config.model, attention=ATTENTION, **places)
         else:
-            smoke = config.scale.name == "smoke" and not config.model.config
-            shape = architecture(config.model, config.scale.name, self.corpus.vocab_size if smoke else None)
-            if shape.get_text_config().vocab_size < self.corpus.vocab_size:
-                raise UserError(
-                    f"model={config.model.name}: its vocabulary of {shape.vocab_size} is smaller than the tokenizer's "
-                    f"{self.corpus.vocab_size}; choose another model or data"
-                )
-            model = build_random(shape, attention=ATTENTION, seed=config.seed, **places)
+            model = build_random(self.shape(), attention=ATTENTION, seed=config.seed, **places)
         if config.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model.train()
+
+    def shape(self) -> Any:
+        """The transformers config of the arm's model; at smoke scale its vocabulary is the tokenizer's."""
+        config = self.config
+        if config.model.weights == "pretrained":
+            return pretrained_architecture(config.model)
+        smoke = config.scale.name == "smoke" and not config.model.config
+        shape = architecture(config.model, config.scale.name, self.corpus.vocab_size if smoke else None)
+        if shape.get_text_config().vocab_size < self.corpus.vocab_size:
+            raise UserError(
+                f"model={config.model.name}: its vocabulary of {shape.vocab_size} is smaller than the tokenizer's "
+                f"{self.corpus.vocab_size}; choose another model or data"
+            )
+        return shape
 
     def build(self) -> None:
         config = self.config
@@ -115,7 +169,8 @@ class Training:
         ran = ran_implementation(model)
         attention = str(getattr(model.config, "_attn_implementation", None))
         described = self.optimizer.describe()
-        report.section("environment", environment(self.config, self.device.type, ran, attention, described[0]))
+        facts = environment(self.config, self.device.type, ran, attention, described[0], self.card)
+        report.section("environment", {**facts, "parity": self.parity})
         for line in described:
             print(line, flush=True)
 
@@ -134,8 +189,10 @@ class Training:
             scheduler = make_scheduler(config, optimizer)
             for phase in ("warmup", "measured"):
                 meter.phase(phase)
-                training_step(self.model, optimizer, scheduler, inputs(longest, self.device), config.accumulation)
-        memory = {**meter.read(), **floor, "optimizer_state_bytes": optimizer.optimizer_state_bytes()}
+                training_step(
+                    self.model, optimizer, scheduler, inputs(longest, self.device), config.accumulation, self.autocast
+                )
+        memory = {**meter.read(), **floor, **state_bytes(optimizer)}
         memory["batch_shapes"] = [list(batch.input_ids.shape) for batch in longest]
         memory["steps"] = "2 untimed steps on the longest batch of the run; the second is measured"
         self.report.section("memory", memory)
@@ -174,14 +231,22 @@ class Training:
         if meter:
             meter.phase("warmup")
         for step in range(self.first_step, config.steps + 1):
+            measured = step >= max(config.window_start, self.first_step)
             if meter and step == max(config.window_start, self.first_step):
+                self.end_history()
                 meter.phase("measured")
+            report.phase_name = f"{'measured' if measured else 'warmup'}, step {step}"
             self.one_step(step, [next(stream) for _ in range(config.accumulation)])
             peak = torch.cuda.max_memory_allocated() / 1e9 if meter else None
             milliseconds = self.timer.step_s[-1] * 1e3 if self.timer.step_s else None
             report.step(step, config.steps, loss=self.train_losses[-1], ms=milliseconds, peak_gb=peak)
             if config.checkpoint_every and step % config.checkpoint_every == 0 and step < config.steps:
                 checkpoint.save(self, step)
+
+    def end_history(self) -> None:
+        """Write the allocator's history before the first timed step."""
+        if self.history:
+            self.report.section("memory_snapshot", self.history.save())
 
     def one_step(self, step: int, batches: list[Batch]) -> None:
         """One timed step. A step without a supervised token is skipped before forward and counted.
@@ -197,7 +262,12 @@ class Training:
             return
         with self.timer.step(sum(batch.supervised_tokens for batch in usable)):
             losses = training_step(
-                self.model, self.optimizer, self.scheduler, inputs(usable, self.device), self.config.accumulation
+                self.model,
+                self.optimizer,
+                self.scheduler,
+                inputs(usable, self.device),
+                self.config.accumulation,
+                self.autocast,
             )
         loss = torch.stack(losses).float().mean().item()
         self.train_losses.append(loss if math.isfinite(loss) else None)
@@ -215,15 +285,18 @@ class Training:
         if self.first_step > 1:
             report.note(f"resumed at step {self.first_step}: the timing window was restarted there")
         if meter:
-            state = self.optimizer.optimizer_state_bytes()
-            report.section("memory", {**meter.read(), **gradient_floor(self.model), "optimizer_state_bytes": state})
+            report.section("memory", {**meter.read(), **gradient_floor(self.model), **state_bytes(self.optimizer)})
+            lift_memory_cap(self.cap, self.device)
+        report.section("roles", roles_of(self.optimizer))
         report.section("grad_norm", {"scope": self.optimizer.last_clip.scope, "values": self.norms})
         if config.task.profile:
             report.phase("profile")
             time["kernel_breakdown"] = self.profile()
         report.phase("evaluate")
         heldout = sequential_batches(self.corpus.heldout, config.batch_size, self.corpus.pad_id)
-        report.section("loss", {"train": self.train_losses, **evaluate(self.model, heldout, self.device)})
+        report.section(
+            "loss", {"train": self.train_losses, **evaluate(self.model, heldout, self.device, self.autocast)}
+        )
         report.phase("weights")
         del self.optimizer, self.scheduler
         if config.save_model:
@@ -244,7 +317,8 @@ class Training:
         work = [batches for batches in work if all(batch.supervised_tokens for batch in batches)]
 
         def step(batches: list[Batch]) -> None:
-            training_step(self.model, self.optimizer, None, inputs(batches, self.device), accumulation)
+            arguments = (inputs(batches, self.device), accumulation, self.autocast)
+            training_step(self.model, self.optimizer, None, *arguments)
 
         return profile_steps(step, work, self.device)
 

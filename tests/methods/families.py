@@ -58,7 +58,6 @@ SPECIAL = {
 }
 FAMILIES = (
     "afmoe",
-    "aria_text",
     "cohere2_moe",
     "dbrx",
     "deepseek_v2",

@@ -322,6 +322,37 @@ def test_nothing_to_train_or_no_experts_is_refused():
     assert optimizer.hook_firings == 2
 
 
+def test_works_with_torchs_own_schedulers_and_step_hooks():
+    """OneCycleLR reads ``defaults`` and cycles betas too; step hooks are part of torch.optim.Optimizer."""
+    model = tiny_model()
+    optimizer = build(model, "sonar")
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=10)
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+    train(model, optimizer, batches(2), scheduler)
+    assert seen == ["pre", "post"] * 2
+    for inner in optimizer._inners:
+        (group,) = inner.optimizer.param_groups
+        assert 0.85 <= group["betas"][0] < 0.95 and group["lr"] > 0
+    assert "experts" in repr(optimizer)
+
+
+def test_factory_may_choose_another_class_for_experts():
+    def factory(named, model):
+        kind = torch.optim.SGD if "experts" in named[0][0] else torch.optim.AdamW
+        return kind([p for _, p in named], lr=0.01)
+
+    model = tiny_model()
+    start = weights(model)
+    optimizer = ScheduledOptimizer(model, factory, "sonar")
+    train(model, optimizer, batches(2))
+    assert differing(start, weights(model)) == list(start)
+    assert optimizer.optimizer_label() == "torch.optim.AdamW + torch.optim.SGD"
+    with pytest.raises(UserError, match=r"AdamW\+SGD cannot be loaded into AdamW"):
+        build(tiny_model(), "sonar").load_state_dict(optimizer.state_dict())
+
+
 # ---- hooks: fired twice, gone, bypassed ---------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from sonar_repro.optim.controls import (
 )
 from sonar_repro.optim.sage import Sage, sage_matrices_, sage_vectors_
 from sonar_repro.optim.sinkhorn import Descent, Normalisation, sinkhorn, sinkhorn_update_
-from sonar_repro.optim.squares import MatrixBatch, Workspace
+from sonar_repro.optim.squares import MatrixBatch, Sizes, Workspace
 
 HYPER = {"lr": 2e-3, "weight_decay": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
 
@@ -31,7 +31,7 @@ def gradients(count: int, *shape: int, dtype=torch.float64) -> list[torch.Tensor
 @pytest.mark.parametrize("order", ["code", "paper"])
 @pytest.mark.parametrize("limit", [1 << 19, 70])
 def test_sage_on_matrices_equals_the_reference(order, limit, monkeypatch):
-    monkeypatch.setattr("sonar_repro.optim.sage._LIMIT", {"cpu": limit, "cuda": limit})
+    monkeypatch.setattr("sonar_repro.optim.sage.CPU", Sizes(limit, limit, limit))
     w = gradients(1, 2, 17, 5)[0]
     m, s = torch.zeros_like(w), torch.zeros(2, 5, dtype=w.dtype)
     expected = [(w[b].clone(), m[b].clone(), s[b].clone()) for b in range(2)]

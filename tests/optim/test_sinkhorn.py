@@ -147,6 +147,38 @@ def test_extreme_scales_equal_the_loop_in_float64(dtype, scale, batched, sizes):
     assert relative(sinkhorn(g, batched=batched, sizes=sizes), loop(g)) < 6e-7
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The path that reads no value (always scaled, always masked, batched), on real CPU tensors."""
+    for module in ("sinkhorn", "controls", "sage"):
+        monkeypatch.setattr(f"sonar_repro.optim.{module}.on_host", lambda tensor: False)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", ["sage", "sinkgd"])
+def test_the_path_without_reading_values_equals_the_loop(as_on_a_gpu, shape, form):
+    for sizes in (None, BLOCKED):
+        g = uneven(shape)
+        assert relative(sinkhorn(g, Normalisation(form=form), sizes=sizes), loop(g, form=form)) < 5e-7
+        g = uneven(shape).bfloat16()
+        assert relative(sinkhorn(g, Normalisation(form=form), sizes=sizes), loop(g, form=form)) < 5e-7
+
+
+def test_the_path_without_reading_values_survives_the_traps(as_on_a_gpu):
+    g = torch.randn(6, 12, 20, generator=torch.Generator().manual_seed(0))
+    g[0] = 0
+    g[1, 3], g[2, :, 5] = 0, 0
+    g[3, 4] *= 1e-16
+    g[4] *= 1e-20
+    for sizes in (None, BLOCKED):
+        d = sinkhorn(g, sizes=sizes)
+        assert torch.isfinite(d).all() and not d[0].any() and not d[1, 3].any() and not d[2, :, 5].any()
+        assert not d[3, 4].any() and d.norm(dim=1).max() <= 1 + 1e-5
+        assert relative(d[[1, 2, 4, 5]], loop(g[[1, 2, 4, 5]])) < 6e-7
+    g[5, 0, 0] = torch.nan
+    assert sinkhorn(g)[5].isnan().any() and sinkhorn(g)[:5].isfinite().all()
+
+
 def test_a_matrix_far_below_epsilon_is_still_normalised():
     """800 idle steps leave H at 1e-41: its direction stays that of the same matrix at scale 1, within ε's reach."""
     g = torch.randn(1, 24, 40, generator=torch.Generator().manual_seed(0))
@@ -229,12 +261,14 @@ def test_batched_equals_one_by_one():
     shapes = [(2, 8, 6), (3, 8, 6), (1, 6, 8), (4, 8, 6)]
     for dtype in (torch.float32, torch.bfloat16):
         ws, gs = [torch.randn(s).to(dtype) for s in shapes], [torch.randn(s).to(dtype) for s in shapes]
+        before = [g.clone() for g in gs]
         results = []
         for batched in (False, True):
             copies = [w.clone() for w in ws]
             batches = [MatrixBatch(w, g) for w, g in zip(copies, gs)]
             sinkhorn_update_(batches, Descent(2e-3, 0.01, 10.0), Normalisation(), batched=batched)
             results.append(copies)
+        assert all(map(torch.equal, gs, before))  # H is not written
         for a, b in zip(*results):
             assert torch.allclose(a.float(), b.float(), rtol=torch.finfo(dtype).eps, atol=1e-7)
 
