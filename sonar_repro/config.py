@@ -55,6 +55,7 @@ class ModelConfig:
     weights: str = "random"  # random | pretrained
     config: str | None = None  # a local config.json or folder, or a hub id, in place of the architecture
     path: str | None = None  # a local checkpoint folder in place of the hub id
+    attention: str = "sdpa"  # transformers' attention implementation: sdpa | eager | ...
     tokenizer: str | None = None  # where hub_id has none: a hub id or folder
     parameters: dict[str, int] = field(
         default_factory=dict
@@ -239,7 +240,7 @@ def _own_model(model: ModelConfig) -> ModelConfig:
     path = Path(str(model.config))
     name = path.parent.name if path.name == "config.json" else path.stem if path.suffix == ".json" else path.name
     own = "".join(c if c.isalnum() or c in "._" else "_" for c in name) or "own"
-    return ModelConfig(name=own, model_type="own", weights="random", config=model.config)
+    return ModelConfig(name=own, model_type="own", weights="random", config=model.config, attention=model.attention)
 
 
 def from_dict(data: dict[str, Any]) -> Config:

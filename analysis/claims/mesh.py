@@ -178,7 +178,7 @@ def vocabulary(look: Look) -> tuple[bool, str]:
 def lifecycle(look: Look) -> tuple[bool, str]:
     chosen = arm(look, MESH)
     record = next(iter(chosen.ok), None)
-    keys = ("prepare_calls_per_step", "buffer_shadow_cosine", "relative_error")
+    keys = ("prepare_calls_per_step", "cosine", "relative_error")
     calls, cosine, error = ((record.number(f"hidden_momentum.{k}") if record else None) for k in keys)
     if calls is None or cosine is None or error is None:
         raise Missing("hidden-momentum diagnostics of MESH")

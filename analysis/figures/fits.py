@@ -35,9 +35,9 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
         peak = peak_gb(r)
         card = smallest(peak)
         levels[place] = listed.index(card) if card else len(listed)
-        texts[place] = f"{peak:.1f} GB\n" + (f"{card.memory_gb:g} GB card" if card else "no listed card")
+        texts[place] = f"{peak:.1f} GB\n" + (_short(card.title) if card else "no listed card")
     shades = [SHADES[round(i * (len(SHADES) - 1) / max(len(listed) - 1, 1))] for i in range(len(listed))] + [TOO_LARGE]
-    figure, (axes,) = style.new(1, 0.9 + 0.44 * len(rows), width=min(3.2 + 1.35 * len(models), 10))
+    figure, (axes,) = style.new(1, 0.9 + 0.52 * len(rows), width=2.6 + 1.25 * len(models))
     norm = BoundaryNorm(np.arange(len(shades) + 1) - 0.5, len(shades))
     axes.imshow(levels, cmap=ListedColormap(shades), norm=norm, aspect="auto")
     for (i, j), text in texts.items():
@@ -61,6 +61,11 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
 def _row(record: Record) -> tuple[str, str]:
     """(optimizer, method with what differs from the usual set-up)."""
     return str(record.arm.get("optimizer")), setup({**record.arm, "optimizer": "adamw"})
+
+
+def _short(title: str) -> str:
+    """A card's title on two lines, without its maker: H100 SXM / (80 GB)."""
+    return title.removeprefix("NVIDIA ").replace(" (", "\n(").replace(" Blackwell", "")
 
 
 def _dark(colour: str) -> bool:

@@ -104,7 +104,7 @@ def check_all_stepped(units: Sequence[HookedTensor], end: Sequence[Inner], with_
     """After the first step: every tensor that had a gradient was stepped, if its optimizer keeps state at all."""
     stepped = [(u.name, inner, p) for u in units if u.firings for inner in u.inners for _, p in inner.named]
     stepped += [(name, inner, p) for inner in end for name, p in inner.named if id(p) in with_grad]
-    if any(inner.optimizer.state.get(p) for _, inner, p in stepped):
-        for name, inner, p in stepped:
-            if not inner.optimizer.state.get(p):
-                raise RuntimeError(f"{name} had a gradient but {type(inner.optimizer).__name__} did not step it")
+    with_state = {type(inner.optimizer) for _, inner, p in stepped if inner.optimizer.state.get(p)}
+    for name, inner, p in stepped:
+        if type(inner.optimizer) in with_state and not inner.optimizer.state.get(p):
+            raise RuntimeError(f"{name} had a gradient but {type(inner.optimizer).__name__} did not step it")

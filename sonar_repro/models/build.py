@@ -82,6 +82,17 @@ def _config_from(source: str) -> Any:
         ) from error
 
 
+def class_error(error: ValueError, config: Any, attention: str) -> ValueError:
+    """A UserError where transformers says that a class does not exist or lacks an attention; else ``error`` itself."""
+    if "Unrecognized configuration class" in str(error):
+        return UserError(f"model.config: model_type={config.model_type} has no causal LM class in transformers")
+    if "does not support an attention implementation" in str(error):
+        return UserError(
+            f"model.attention={attention}: model_type={config.model_type} does not have it; use model.attention=eager"
+        )
+    return error
+
+
 def build_random(
     config: Any, *, dtype: torch.dtype, device: torch.device | str, experts: str, attention: str, seed: int
 ) -> Any:
@@ -98,11 +109,7 @@ def build_random(
                 config, dtype=dtype, experts_implementation=experts, attn_implementation=attention
             )
     except ValueError as error:
-        if "Unrecognized configuration class" in str(error):
-            raise UserError(
-                f"model.config: model_type={config.model_type} has no causal LM class in transformers"
-            ) from error
-        raise
+        raise class_error(error, config, attention) from error
 
 
 def load_pretrained(

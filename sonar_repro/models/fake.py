@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from sonar_repro.errors import UserError
+from sonar_repro.models.build import class_error
 from sonar_repro.models.experts import decorated_expert_modules, find_expert_tensors, module_list_experts
 
 #: Expert implementations that run on fake tensors; the footprints stand in for libraries that need a GPU.
@@ -170,9 +171,7 @@ def _on_meta(config: Any, dtype: torch.dtype, experts: str, attention: str | Non
                 # A dense class, or one with expert code of its own: _check_experts tells which.
                 return build("eager")
     except ValueError as error:
-        if "Unrecognized configuration class" in str(error):
-            raise UserError(f"model_type={config.model_type}: no causal LM class in transformers") from error
-        raise
+        raise class_error(error, config, attention) from error
 
 
 def _check_experts(model: nn.Module, config: Any, experts: str) -> None:

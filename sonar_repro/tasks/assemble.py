@@ -110,7 +110,9 @@ def roles_of(optimizer: ScheduledOptimizer) -> list[dict[str, Any]] | None:
             if "rule" not in group:
                 return None
             states = [inner.state[p] for p in group["params"] if p in inner.state]
-            tensors = [(k, v) for state in states for k, v in state.items() if isinstance(v, torch.Tensor)]
+            held = [(k, v) for state in states for k, v in state.items() if isinstance(v, torch.Tensor)]
+            buffered = "H" if group.get("momentum") == "hidden" else None  # lives in the gradient buffer, not in state
+            tensors = [(k, v) for k, v in held if k != buffered]
             rows.append(
                 {
                     "role": group["name"],
@@ -118,6 +120,7 @@ def roles_of(optimizer: ScheduledOptimizer) -> list[dict[str, Any]] | None:
                     "tensors": len(group["params"]),
                     "parameters": sum(p.numel() for p in group["params"]),
                     "state": ", ".join(sorted({k for k, _ in tensors})) or None,
+                    "gradient_buffer": buffered,
                     "state_bytes": sum(v.numel() * v.element_size() for _, v in tensors),
                 }
             )

@@ -21,7 +21,7 @@ from ..models.build import DTYPES, load_pretrained, load_tokenizer
 from ..prerequisites import MODEL_FOLDER, START, missing_library
 from .assemble import describe_model
 from .setup import environment
-from .train import ATTENTION, Training
+from .train import Training
 
 LOCAL_TASKS = Path(__file__).parent / "downstream_data"
 BEAT_S = 1.0  # how often progress is told
@@ -69,7 +69,7 @@ def trained_model(arm: Training) -> tuple[Any, Any]:
     saved = dataclasses.replace(config.model, path=str(folder / MODEL_FOLDER), weights="pretrained")
     arm.report.phase("checkpoint")
     places = {"dtype": DTYPES[config.scale.dtype], "device": arm.device, "experts": arm.experts}
-    model = load_pretrained(saved, attention=ATTENTION, **places)
+    model = load_pretrained(saved, attention=config.model.attention, **places)
     trained = records.load(folder / "record.json")
     arm.report.section("data", trained["data"])
     _describe_environment(arm, model, trained["environment"]["optimizer_class"])

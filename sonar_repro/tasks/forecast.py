@@ -60,7 +60,9 @@ def run(config: Config, report: Any) -> None:
 def build(config: Config, fake: Any) -> Any:
     """The full-size model on fake tensors, checkpointed as the arm says."""
     shape = architecture(config.model, config.scale.name)
-    model = fake.build(shape, dtype=DTYPES[config.scale.dtype], experts=config.backend.name)
+    model = fake.build(
+        shape, dtype=DTYPES[config.scale.dtype], experts=config.backend.name, attention=config.model.attention
+    )
     if config.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()

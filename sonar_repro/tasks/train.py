@@ -42,7 +42,6 @@ from .evaluate import changed_weights, evaluate
 from .setup import device_of, environment, lift_memory_cap, prepare_process, set_memory_cap
 from .step import training_step
 
-ATTENTION = "sdpa"
 PROFILED_STEPS = 5
 
 
@@ -133,9 +132,9 @@ class Training:
         config = self.config
         places = {"dtype": DTYPES[config.scale.dtype], "device": self.device, "experts": self.experts}
         if config.model.weights == "pretrained":
-            model = load_pretrained(config.model, attention=ATTENTION, **places)
+            model = load_pretrained(config.model, attention=config.model.attention, **places)
         else:
-            model = build_random(self.shape(), attention=ATTENTION, seed=config.seed, **places)
+            model = build_random(self.shape(), attention=config.model.attention, seed=config.seed, **places)
         if config.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model.train()

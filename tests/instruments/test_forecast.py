@@ -15,7 +15,9 @@ from sonar_repro.tasks.step import training_step
 MIB = 1 << 20
 
 
-def forecast(method="sonar", kind="adamw", cap=None, accumulation=1, experts="grouped_mm", length=64, build=None, **run):
+def forecast(
+    method="sonar", kind="adamw", cap=None, accumulation=1, experts="grouped_mm", length=64, build=None, **run
+):
     with fake_environment() as environment, ForecastMeter(cap_bytes=cap) as meter:
         meter.phase("load")
         model = environment.build(tiny.config(**(build or {})), experts=experts)

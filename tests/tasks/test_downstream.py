@@ -97,11 +97,6 @@ def test_prompts_and_scoring_are_those_of_the_harness():
 # ---- the numbers ---------------------------------------------------------------------------------------------------
 
 
-def starting_arm(tiny, reporter):
-    config = tiny("task=downstream", "task.of=start", "scale.dtype=float32")
-    return downstream.Training(config, reporter())
-
-
 def log_likelihoods(model, tokenizer, context, choices):
     """log p(" " + choice | context) in float64, token by token, without padding or batching."""
     head = tokenizer(context)["input_ids"]
@@ -137,6 +132,7 @@ def test_accuracies_and_standard_errors_are_those_computed_by_hand(tiny, reporte
     downstream.run(config, report)
     got = report.sections["downstream"]
     arm = Training(config, reporter("again"))
+    arm.prepare()
     model, tokenizer = downstream.starting_model(arm)
     model.eval()
 
@@ -213,10 +209,15 @@ def test_the_training_arm_runs_first_and_its_own_checkpoint_is_evaluated(tiny, r
     inside.prepare()
     model, tokenizer = downstream.trained_model(inside)
     weights = dict(model.named_parameters())
-    folder = Path(arm.config.task.inputs["trained"]) / "model"
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        assert set(file.keys()) == set(weights)
-        assert all(torch.equal(file.get_tensor(name), weights[name]) for name in weights)
+    with safe_open(Path(arm.config.task.inputs["trained"]) / "model" / "model.safetensors", "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    dense = set(weights) & set(stored)
+    assert len(dense) == len(weights) - 4 and all(torch.equal(stored[name], weights[name]) for name in dense)
+    for layer in (f"model.layers.{k}.mlp.experts" for k in range(2)):  # on disk one matrix an expert, as on the hub
+        for e in range(64):
+            gate, up, down = (stored[f"{layer}.{e}.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            assert torch.equal(weights[f"{layer}.gate_up_proj"][e], torch.cat([gate, up]))
+            assert torch.equal(weights[f"{layer}.down_proj"][e], down)
     start, _ = downstream.starting_model(inside)
     assert not all(torch.equal(p, weights[name]) for name, p in start.named_parameters())
     assert tokenizer("Who wrote it?")["input_ids"] == inside.tokenizer("Who wrote it?")["input_ids"]
