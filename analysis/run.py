@@ -47,7 +47,8 @@ def build_tables(origins: list[Collection], name: str | None = None, scale: str 
         raise UserError(f"--scale {scale}: unknown; choose {', '.join(SCALES)}")
     specs = specs_for(origins, name)
     named = name is not None
-    return [build(spec, s, origins) for spec in specs for s in scales_of(spec, origins, scale, default=named)]
+    made = [build(spec, s, origins) for spec in specs for s in scales_of(spec, origins, scale, default=named)]
+    return made if named else [t for t in made if t.has_records or t.refused]
 
 
 def _maker(name: str | None, scale: str | None, origins: list[Collection]) -> str:

@@ -58,6 +58,14 @@ class Reporter:
         """A sentence for the record's ``notes``."""
         self.sections["notes"].append(text)
 
+    def forward(self, kind: str, value: Any) -> None:
+        """Pass on a message of another process of this arm."""
+        if kind == "phase":
+            self.phase(value)
+        else:
+            step, total, shown = value
+            self.step(step, total, **shown)
+
     def _send(self, message: Any) -> None:
         if self.connection is not None:
             self.connection.send(message)
@@ -83,6 +91,15 @@ def classify(error: BaseException) -> str:
 
 
 def execute(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
+    """Run the arm, in this process or in a group of workers."""
+    if config.parallel.processes == 1:
+        return execute_here(config, reporter)
+    from .tasks.distributed import launch
+
+    return launch(config, reporter)
+
+
+def execute_here(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
     """Run the task. Returns (status, error, sections) and never raises what an arm may raise.
 
     The exception is dropped before anything else is done: its traceback would keep every tensor of the arm alive

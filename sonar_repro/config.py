@@ -148,7 +148,7 @@ class GpuConfig:
 class ParallelConfig:
     """How many processes share one arm."""
 
-    name: str = "none"  # none | ddp | fsdp2
+    name: str = "none"  # none | ddp
     processes: int = 1
     backend: str = "auto"  # gloo | nccl | auto
 
@@ -264,7 +264,8 @@ CHOICES = {
     "method.granularity": ("tensor", "expert"),
     "data.kind": ("instructions", "text"),
     "data.source": ("embedded", "hub", "path", "synthetic"),
-    "parallel.name": ("none", "ddp", "fsdp2"),
+    "parallel.name": ("none", "ddp"),
+    "parallel.backend": ("auto", "gloo", "nccl"),
 }
 AT_LEAST = {
     "batch_size": 1,
@@ -355,8 +356,17 @@ def _check_data(config: Config) -> None:
 
 
 def _check_parallel(config: Config) -> None:
-    if config.parallel.name == "none" and config.parallel.processes != 1:
-        raise _bad("parallel.processes", config.parallel.processes, "choose parallel=ddp or parallel=fsdp2 with it")
+    name, processes = config.parallel.name, config.parallel.processes
+    if name == "none" and processes != 1:
+        raise _bad("parallel.processes", processes, "choose parallel=ddp with it")
+    if name != "none" and config.method.in_backward != "none":
+        raise _bad(
+            "parallel",
+            name,
+            f"method={config.method.name} would use gradients before they are averaged; use a standard_* method",
+        )
+    if name != "none" and config.scale.device == "fake":
+        raise _bad("parallel", name, "a forecast is of one process; leave it out")
 
 
 def accumulation_mode(config: Config) -> str:

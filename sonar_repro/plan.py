@@ -22,6 +22,7 @@ def preflight(configs: list[Config]) -> None:
     """Refuse what cannot work before anything is built: folder, device, disk. Raises UserError."""
     from .data.sources import check_available
     from .data.spec import DataSpec
+    from .headroom import check_card
     from .machine import cuda_device_count
     from .models.files import check_available as check_checkpoint
 
@@ -51,6 +52,7 @@ def preflight(configs: list[Config]) -> None:
         check_available(DataSpec.of(data))
     for model in {str(c.model): c.model for c in configs if c.model.weights == "pretrained" and not c.dry_run}.values():
         check_checkpoint(model)
+    check_card(configs)
 
 
 class Command:

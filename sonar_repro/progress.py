@@ -71,3 +71,13 @@ class ArmProgress:
 def fail(message: str) -> None:
     """The one line of a user's mistake."""
     print(f"error: {one_line(message, 1000)}", file=sys.stderr)
+
+
+def warn(message: str) -> None:
+    """One line that stops nothing."""
+    print(f"warning: {one_line(message, 1000)}", file=sys.stderr)
+
+
+def note(message: str) -> None:
+    """One line of information, apart from a command's output."""
+    print(message, file=sys.stderr)

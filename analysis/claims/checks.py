@@ -198,7 +198,7 @@ def clip_kernels(look: Look) -> tuple[bool, str]:
     a, b = (look.value(look.arm(method=m), "clipping_ms") for m in (G, SONAR))
     gain = look.value(look.arm(method=G), "step_ms") - look.value(look.arm(method=SONAR), "step_ms")
     holds = within(a - b, 25, 25, 3) and (a - b) / gain >= 0.8
-    return holds, f"{a:.1f} against {b:.1f} ms of clipping kernels; steps differ by {gain:.1f} ms"
+    return holds, f"{a:.1f} against {b:.1f} ms of clipping kernels; steps differ by {fmt.fixed(gain, 1)} ms"
 
 
 def granite_idle(look: Look) -> tuple[bool, str]:
@@ -212,7 +212,9 @@ def cost_per_call(look: Look) -> tuple[bool, str]:
     arms = [look.arm(method=m) for m in (SONAR, PER_EXPERT)]
     steps, made = ([look.value(a, k) for a in arms] for k in ("step_ms", "expert_optimizer_calls"))
     cost = 1e3 * (steps[1] - steps[0]) / (made[1] - made[0])
-    return within(cost, 12, 12, 3), f"{steps[1] - steps[0]:.1f} ms over {made[1] - made[0]:g} calls, {cost:.1f} µs each"
+    return within(
+        cost, 12, 12, 3
+    ), f"{fmt.fixed(steps[1] - steps[0], 1)} ms over {made[1] - made[0]:g} calls, {fmt.fixed(cost, 1)} µs each"
 
 
 def clip_cost(look: Look) -> tuple[bool, str]:
@@ -272,7 +274,7 @@ def update_cost(look: Look) -> tuple[bool, str]:
         s, n = (look.value(look.arm(method=m, accumulation=a), "step_ms") for m in (SONAR, N))
         found.append((s - n) / (a - 1))
     return all(within(v, 37, 37, 2) for v in found), ", ".join(
-        f"{v:.1f}" for v in found
+        fmt.fixed(v, 1) for v in found
     ) + " ms an extra update at A = 2, 4, 8"
 
 

@@ -47,7 +47,7 @@ def encode(figure: Figure, formats: Sequence[str], salt: str = "") -> dict[str, 
     """The figure's bytes in each format; the layout is worked out once, at the first."""
     files = {}
     with matplotlib.rc_context({**RC, "svg.hashsalt": salt}):
-        figure.draw_without_rendering()
+        figure.get_layout_engine().execute(figure)
         figure.set_layout_engine(None)
         for kind in formats:
             buffer = io.BytesIO()

@@ -55,7 +55,7 @@ def check(
         return {"compared": False, "reason": "eager is the reference"}
     started = time.perf_counter()
     device = torch.device(device)
-    template = _template(config, backend, implementation)
+    template = _template(config, backend)
     if isinstance(template, str):
         return {"compared": False, "reason": template}
     generator = torch.Generator(device="cpu").manual_seed(seed)
@@ -94,21 +94,18 @@ def check(
     return result
 
 
-def _template(config: Any, backend: str, implementation: str) -> nn.Module | str:
+def _template(config: Any, backend: str) -> nn.Module | str:
     """The first experts module on the meta device, or why none can be compared."""
     from transformers import AutoModelForCausalLM
 
     own = copy.deepcopy(config)
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16, experts_implementation=implementation)
+        model = AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16, experts_implementation=REFERENCE)
     decorated = decorated_expert_modules(model)
     if not decorated:
-        if find_expert_tensors(model, include_frozen=True):
-            raise Unsupported(
-                f"backend={backend}: {type(model).__name__} has expert code of its own and would ignore it; "
-                "use backend=eager, which is that code"
-            )
-        return "the model has no batched experts"
+        name, experts = type(model).__name__, find_expert_tensors(model, include_frozen=True)
+        why = f"{name} has expert code of its own and would ignore it" if experts else f"{name} has no batched experts"
+        raise Unsupported(f"backend={backend}: {why}; use backend=eager, the model's own code")
     module = decorated[0][1]
     if any(True for _ in module.buffers()):
         return f"{type(module).__name__} has buffers whose values are not known here"
@@ -116,7 +113,7 @@ def _template(config: Any, backend: str, implementation: str) -> nn.Module | str
 
 
 def _values(template: nn.Module, dtype: torch.dtype, generator: torch.Generator) -> dict[str, Tensor]:
-    """Random CPU values by parameter name: expert tensors cut to a few experts, scaled so that gate values are near 1."""
+    """Random CPU values by parameter name: few experts, and scaled so that the gate's inputs are near 1."""
     experts = {tensor.name: tensor.num_experts for tensor in find_expert_tensors(template, include_frozen=True)}
     values = {}
     for name, parameter in template.named_parameters():
@@ -181,8 +178,8 @@ def _run(
         step = 16 // torch.empty((), dtype=dtype).element_size()
         sizes = ", ".join(str(list(parameter.shape[1:])) for parameter in module.parameters())
         raise UserError(
-            f"backend={backend}: takes rows of a multiple of 16 bytes, and an expert's matrices are {sizes}; use hidden "
-            f"and expert sizes that are multiples of {step}, or backend=eager"
+            f"backend={backend}: takes rows of a multiple of 16 bytes, and an expert's matrices are {sizes}; use "
+            f"hidden and expert sizes that are multiples of {step}, or backend=eager"
         ) from error
     gradients = {"gradient of the hidden states": hidden.grad, "gradient of the routing weights": weights.grad}
     gradients |= {f"gradient of {name}": p.grad for name, p in module.named_parameters()}

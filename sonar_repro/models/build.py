@@ -231,7 +231,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
     """The checkpoint's own tokenizer, from the hub's cache or its folder. Raises UserError when it is not there."""
     from transformers import AutoTokenizer
 
-    files.check_available(model)
+    files.check_available(model, weights=model.weights == "pretrained")
     try:
         return AutoTokenizer.from_pretrained(files.source_of(model), trust_remote_code=False, **_revision(model))
     except (OSError, ValueError) as error:

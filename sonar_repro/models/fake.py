@@ -9,7 +9,9 @@ would answer it; each such place is a patch below with its reason.
 from __future__ import annotations
 
 import copy
+import importlib.abc
 import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -203,10 +205,47 @@ def _patches(environment: FakeEnvironment) -> Iterator[Any]:
     yield mock.patch.object(masking, "find_packed_sequence_indices", lambda position_ids: None)
     if hasattr(masking, "fast_all"):
         yield mock.patch.object(masking, "fast_all", lambda mask: not environment._padded)
-    if importlib.util.find_spec("bitsandbytes") is not None:
-        import bitsandbytes.functional as bnb
+    # The 8-bit optimizers fill their quantisation maps from values: 256 fp32 entries, whatever they are.
+    yield _PatchedOnImport(
+        "bitsandbytes.functional", "create_dynamic_map", lambda *a, **k: torch.empty(256, dtype=torch.float32)
+    )
 
-        # The 8-bit optimizers fill their quantisation maps from values: 256 fp32 entries, whatever they are.
-        yield mock.patch.object(
-            bnb, "create_dynamic_map", lambda *args, **kwargs: torch.empty(256, dtype=torch.float32)
-        )
+
+class _PatchedOnImport(importlib.abc.MetaPathFinder):
+    """Replace ``module.name`` while the context lasts, if and when the module is imported (it takes seconds)."""
+
+    def __init__(self, module: str, name: str, value: Any) -> None:
+        self.module, self.name, self.value = module, name, value
+        self._patch: Any = None
+
+    def __enter__(self) -> None:
+        if self.module in sys.modules:
+            self._start(sys.modules[self.module])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def __exit__(self, *exc: Any) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        if self._patch is not None:
+            self._patch.stop()
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """Called by the import system: hand over to the usual finders, and patch behind the module's execution."""
+        if fullname != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_patch(module: Any) -> None:
+                execute(module)
+                self._start(module)
+
+            spec.loader.exec_module = execute_and_patch
+        return spec
+
+    def _start(self, module: Any) -> None:
+        self._patch = mock.patch.object(module, self.name, self.value)
+        self._patch.start()

@@ -35,14 +35,16 @@ def in_cache(repo_id: str, revision: str | None) -> Find:
     return find
 
 
-def missing_files(find: Find) -> list[str]:
-    """What a causal LM and its tokenizer need and ``find`` does not have, by file name; [] for a whole checkpoint."""
+def missing_files(find: Find, weights: bool = True) -> list[str]:
+    """What a causal LM and its tokenizer need and ``find`` does not have, by file name; [] for a whole checkpoint.
+
+    Without ``weights``, what the tokenizer alone needs.
+    """
     missing = [] if find("config.json") else ["config.json"]
-    index = find(INDEX)
-    if index is not None:
-        missing += [shard for shard in _shards(index) if find(shard) is None]
-    elif find(WEIGHTS) is None:
-        missing.append(WEIGHTS)
+    if weights:
+        index = find(INDEX)
+        wanted = [WEIGHTS] if index is None else _shards(index)
+        missing += [name for name in wanted if find(name) is None]
     if not any(all(find(name) for name in group) for group in TOKENIZERS):
         missing.append(TOKENIZERS[0][0])
     return missing
@@ -73,8 +75,8 @@ def described(model: ModelConfig) -> str:
     return source if model.path else f"{source} at revision {(model.revision or 'main')[:12]}"
 
 
-def check_available(model: ModelConfig) -> None:
-    """Refuse early a checkpoint that cannot be had, naming the missing file and the way to it.
+def check_available(model: ModelConfig, weights: bool = True) -> None:
+    """Refuse early a checkpoint (without ``weights``: its tokenizer) that cannot be had, naming the missing file.
 
     A hub id whose files are not in the cache is refused only offline (HF_HUB_OFFLINE): else they are downloaded.
 
@@ -83,7 +85,7 @@ def check_available(model: ModelConfig) -> None:
     """
     source = source_of(model)
     if not model.path:
-        missing = missing_files(in_cache(source, model.revision)) if offline() else []
+        missing = missing_files(in_cache(source, model.revision), weights) if offline() else []
         if missing:
             raise UserError(
                 f"model={model.name}: {missing[0]} of {described(model)} is not in the local cache, and offline mode "
@@ -93,7 +95,7 @@ def check_available(model: ModelConfig) -> None:
     folder = Path(model.path)
     if not folder.is_dir():
         raise UserError(f"model.path={model.path}: no such folder; give a checkpoint folder")
-    missing = missing_files(in_folder(folder))
+    missing = missing_files(in_folder(folder), weights)
     if WEIGHTS in missing and any(folder.glob("*.bin")):
         raise UserError(
             f"model.path={model.path}: its weights are .bin files and only safetensors are read; "

@@ -32,20 +32,23 @@ def training_step(
     """
     optimizer.zero_grad(set_to_none=True)
     optimizer.prepare()
-    if optimizer.passes > 1:
-        micro_batches = list(micro_batches)  # clip=exact: the same batch is run twice
+    final = None
+    if optimizer.passes > 1 or hasattr(model, "no_sync"):
+        micro_batches = list(micro_batches)  # clip=exact runs them twice; data parallel must know the last one
+        final = len(micro_batches) - 1
     losses: list[Tensor] = []
     for _ in optimizer.backward_passes():
         losses = []
-        for batch in micro_batches:
+        for index, batch in enumerate(micro_batches):
             # Only the loss is kept: holding the output object would keep the logits alive through the backward pass.
-            with mixed_precision(batch["input_ids"].device.type, autocast):
-                loss = model(**batch, use_cache=False).loss
-            losses.append(loss.detach())
-            if accumulation > 1:
-                loss = loss / accumulation
-            loss.backward()
-            del loss
+            with gradient_sync(model, index == final):
+                with mixed_precision(batch["input_ids"].device.type, autocast):
+                    loss = model(**batch, use_cache=False).loss
+                losses.append(loss.detach())
+                if accumulation > 1:
+                    loss = loss / accumulation
+                loss.backward()
+                del loss
     optimizer.step()
     if scheduler is not None:
         scheduler.step()
@@ -55,3 +58,8 @@ def training_step(
 def mixed_precision(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager:
     """Autocast to ``dtype`` on the device, or nothing for ``None``."""
     return nullcontext() if dtype is None else torch.autocast(device_type, dtype)
+
+
+def gradient_sync(model: torch.nn.Module, sync: bool) -> AbstractContextManager:
+    """DistributedDataParallel averages gradients once a step, in the last micro-batch; other models do nothing here."""
+    return nullcontext() if sync or not hasattr(model, "no_sync") else model.no_sync()

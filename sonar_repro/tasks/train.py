@@ -28,7 +28,7 @@ from ..models.build import (
     pretrained_architecture,
 )
 from ..models.experts import find_expert_tensors
-from . import checkpoint
+from . import checkpoint, distributed
 from .assemble import (
     counts_of,
     describe_model,
@@ -217,7 +217,8 @@ class Training:
         return max(steps, key=lambda batches: sum(b.input_ids.numel() for b in batches))
 
     def stream(self, start: int = 0) -> BatchStream:
-        return BatchStream(self.corpus.train, self.config.batch_size, self.corpus.pad_id, start=start)
+        group = {"rank": distributed.rank(), "world_size": distributed.world_size()}
+        return BatchStream(self.corpus.train, self.config.batch_size, self.corpus.pad_id, start=start, **group)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -225,6 +226,7 @@ class Training:
         """Warm-up and timed steps. Collation, progress, checkpoints and reading losses are outside the timed part."""
         config, report = self.config, self.report
         self.first_step = checkpoint.resume(self) + 1
+        self.trained = distributed.wrap(self.model)
         stream = self.stream(start=(self.first_step - 1) * config.accumulation)
         self.timer = StepTimer(self.device)
         if meter:
@@ -239,7 +241,8 @@ class Training:
             peak = torch.cuda.max_memory_allocated() / 1e9 if meter else None
             milliseconds = self.timer.step_s[-1] * 1e3 if self.timer.step_s else None
             report.step(step, config.steps, loss=self.train_losses[-1], ms=milliseconds, peak_gb=peak)
-            if config.checkpoint_every and step % config.checkpoint_every == 0 and step < config.steps:
+            due = config.checkpoint_every and step % config.checkpoint_every == 0 and step < config.steps
+            if due and distributed.rank() == 0:
                 checkpoint.save(self, step)
 
     def end_history(self) -> None:
@@ -259,16 +262,17 @@ class Training:
             self.norms.append(None)
             self.scheduler.step()
             return
-        with self.timer.step(sum(batch.supervised_tokens for batch in usable)):
+        tokens = sum(batch.supervised_tokens for batch in usable) * distributed.world_size()
+        with self.timer.step(tokens):
             losses = training_step(
-                self.model,
+                self.trained,
                 self.optimizer,
                 self.scheduler,
                 inputs(usable, self.device),
                 self.config.accumulation,
                 self.autocast,
             )
-        loss = torch.stack(losses).float().mean().item()
+        loss = distributed.mean(torch.stack(losses).float().mean())
         self.train_losses.append(loss if math.isfinite(loss) else None)
         norm = self.optimizer.last_clip.norm
         self.norms.append(None if norm is None else float(norm))
@@ -286,6 +290,9 @@ class Training:
         if meter:
             report.section("memory", {**meter.read(), **gradient_floor(self.model), **state_bytes(self.optimizer)})
             lift_memory_cap(self.cap, self.device)
+        distributed.check_ranks_agree(self.model)
+        if distributed.rank() != 0:
+            return  # one report an arm
         report.section("roles", roles_of(self.optimizer))
         report.section("grad_norm", {"scope": self.optimizer.last_clip.scope, "values": self.norms})
         if config.task.profile:

@@ -106,7 +106,7 @@ def test_names_from_records_cannot_change_the_page(tmp_path: Path):
     assert "<script" not in text and "<b>&model" not in text and "&lt;b&gt;&amp;model" in text
 
 
-# -- the browser check (needs Chromium; make check-report runs it on the real page) --------------------------------------
+# -- the browser check (make check-report runs it on the real page) ----------------------------------------------------
 
 
 def browser() -> bool:

@@ -1,9 +1,9 @@
 """A plain-PyTorch stand-in for the ScatterMoE library: the signature of ``parallel_linear``, from its contract.
 
 Rows of ``inputs`` are repeated ``k`` times (unless ``grouped_in``: then they already are one a row, in expert order);
-row r of the repeated input is token r // k. ``sorted_scattered_idxs`` lists rows in expert order; ``expert_offsets`` are
-the ends of the experts' rows. The result is in expert order (``grouped_out``) or scattered back; ``gates`` ``[T, K]``
-then sum the K rows of each token.
+row r of the repeated input is token r // k. ``sorted_scattered_idxs`` lists rows in expert order; ``expert_offsets``
+are the ends of the experts' rows. The result is in expert order (``grouped_out``) or scattered back; ``gates``
+``[T, K]`` then sum the K rows of each token.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What the footprints allocate and keep, against byte counts from the libraries' descriptions, and one library itself."""
+"""What the footprints allocate and keep: byte counts from the libraries' descriptions, and one library itself."""
 
 import os
 

@@ -145,6 +145,6 @@ def test_the_extra_names_the_commit_that_the_adapter_is_written_for():
 @pytest.mark.parametrize("kind", ["olmoe", "granitemoe"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
 def test_the_librarys_own_kernels_agree_with_eager(kind, routed, dtype, bound):
-    """Not in bf16: Triton's interpreter (3.6 to 3.9) gets a bare bf16 ``tl.dot`` wrong; a GPU does it in parity at start."""
+    """Not in bf16: Triton's interpreter (3.6 to 3.9) gets a bare bf16 ``tl.dot`` wrong."""
     module, _, errors = compare(kind, routed, dtype, scattermoe.register())
     assert max(errors.values()) < bound, errors

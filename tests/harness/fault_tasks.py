@@ -59,3 +59,11 @@ def sleeps(config, report):
 def counts_runs(config, report):
     with open(report.arm_dir / "runs.txt", "a") as file:
         file.write("ran\n")
+
+
+def fails_on_rank_1(config, report):
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        raise RuntimeError("rank 1 is unwell")
+    dist.barrier()

@@ -1,4 +1,4 @@
-"""The forecast against the Sonar-MoE paper's printed peaks, at full size: every row within 1% (issue: goal, not fit)."""
+"""The forecast against the Sonar-MoE paper's printed peaks, at full size: every row within 1% (a goal, not a fit)."""
 
 import pytest
 import tiny_runs as tiny

@@ -80,10 +80,10 @@ class NoisyModel(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.drop = nn.Dropout(0.5)
 
-    def forward(self, x, use_cache=None):
+    def forward(self, input_ids, use_cache=None):
         import random
 
-        hidden = self.drop(self.norm(x)) @ self.w * random.random()
+        hidden = self.drop(self.norm(input_ids)) @ self.w * random.random()
         return type("Output", (), {"loss": 9 * hidden.square().mean()})
 
 
@@ -98,7 +98,7 @@ def test_second_pass_replays_random_numbers_and_running_statistics():
         optimizer = build(model, method, "sgd", max_grad_norm=0.5)
         for k in range(4):
             x = torch.randn(8, 4, generator=torch.Generator().manual_seed(k))
-            training_step(model, optimizer, None, [{"x": x}])
+            training_step(model, optimizer, None, [{"input_ids": x}])
         results.append(weights(model) | {name: b.clone() for name, b in model.named_buffers()})
     assert differing(*results) == []
     assert results[1]["norm.num_batches_tracked"] == 4

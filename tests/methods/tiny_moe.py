@@ -104,3 +104,8 @@ def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     """Names of the tensors that are not equal bit for bit."""
     assert a.keys() == b.keys()
     return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+def backward(model: nn.Module, batch: dict[str, Tensor], divide: int = 1) -> None:
+    """One backward pass of loss/divide, without a step."""
+    (model(**batch, use_cache=False).loss / divide).backward()

@@ -1,5 +1,8 @@
 """Building any batched-expert model on fake tensors, and the one-line refusals of what cannot run so."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -101,7 +104,7 @@ REFUSED = [
     ("llama", {}, "model_type=llama: LlamaForCausalLM has no batched expert tensors: it has no experts"),
     ("bert", {}, "BertLMHeadModel has no batched expert tensors"),
     ("llama4_text", {}, "backend=grouped_mm: Llama4ForCausalLM has expert code of its own.*use backend=eager"),
-    ("t5", {}, "model_type=t5: no causal LM class in transformers"),
+    ("t5", {}, "model_type=t5.*no causal LM class in transformers"),
 ]
 
 
@@ -124,3 +127,24 @@ def test_code_that_reads_values_ends_in_one_line():
     with pytest.raises(UserError, match="reads tensor values.*use backend=grouped_mm") as caught, fake_environment():
         torch.empty(3).nonzero()
     assert "\n" not in str(caught.value)
+
+
+BITSANDBYTES = """
+import sys
+from sonar_repro.models.fake import fake_environment
+with fake_environment():
+    assert "bitsandbytes" not in sys.modules
+    import bitsandbytes
+    made = bitsandbytes.functional.create_dynamic_map(signed=True)
+    assert type(made).__name__ == "FakeTensor" and made.shape == (256,)
+assert type(bitsandbytes.functional.create_dynamic_map(signed=True)).__name__ == "Tensor"
+with fake_environment():
+    assert type(bitsandbytes.functional.create_dynamic_map()).__name__ == "FakeTensor"
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("sonar_repro")]
+"""
+
+
+def test_bitsandbytes_is_patched_when_imported_and_not_imported_for_nothing():
+    pytest.importorskip("bitsandbytes")
+    done = subprocess.run([sys.executable, "-c", BITSANDBYTES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

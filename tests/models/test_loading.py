@@ -260,7 +260,9 @@ def cache(tmp_path, monkeypatch):
 
 
 def hub_group(**more):
-    return ModelConfig(**{"name": "olmoe", "hub_id": "allenai/OLMoE-1B-7B-0924", "revision": REVISION, **more})
+    return ModelConfig(
+        **{"name": "olmoe", "weights": "pretrained", "hub_id": "allenai/OLMoE-1B-7B-0924", "revision": REVISION, **more}
+    )
 
 
 def test_offline_a_missing_file_is_named_with_the_way_to_it(cache, checkpoint, tmp_path):
@@ -288,6 +290,16 @@ def test_the_cached_checkpoint_is_loaded_offline(cache, checkpoint, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(load(group).parameters(), model.parameters()))
     assert load_tokenizer(group).eos_token == "<|endoftext|>"
     assert pretrained_architecture(group).num_hidden_layers == 2
+
+
+def test_random_weights_on_hub_data_need_the_tokenizer_alone(cache, checkpoint, tmp_path):
+    checkpoint()
+    snapshot = cache(tmp_path / "olmoe")
+    for file in snapshot.glob("*.safetensors"):
+        file.unlink()
+    assert load_tokenizer(hub_group(weights="random")).eos_token == "<|endoftext|>"
+    with pytest.raises(UserError, match="model-00001-of-00003.safetensors"):
+        load_tokenizer(hub_group())
 
 
 def test_preflight_refuses_a_missing_checkpoint_before_anything_starts(cache, tmp_path, monkeypatch):

@@ -22,16 +22,25 @@ TINY = [
 ]
 
 
-def tiny_config(*overrides):
+def composed(*overrides):
     GlobalHydra.instance().clear()
     configs.register()
     with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
-        return configs.resolve(compose("config", overrides=[*TINY, *overrides]))
+        return configs.resolve(compose("config", overrides=list(overrides)))
+
+
+def tiny_config(*overrides):
+    return composed(*TINY, *overrides)
 
 
 @pytest.fixture
 def tiny():
     return tiny_config
+
+
+@pytest.fixture
+def compose_config():
+    return composed
 
 
 @pytest.fixture

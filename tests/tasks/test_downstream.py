@@ -121,15 +121,20 @@ def best(values):
 def test_accuracies_and_standard_errors_are_those_computed_by_hand(tiny, reporter, monkeypatch):
     """An independent float64 evaluation of the same weights, prompts built here; and no connection is opened."""
 
-    def refuse(*arguments):
-        raise AssertionError(f"the smoke evaluation went to the network: {arguments}")
+    attempts = []
 
+    def refuse(*arguments):
+        attempts.append(arguments)  # the harness swallows what is raised here
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for name in ("connect", "connect_ex"):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     report = reporter()
     config = tiny("task=downstream", "task.of=start", "scale.dtype=float32", "seed=7")
     downstream.run(config, report)
+    assert attempts == []
     got = report.sections["downstream"]
     arm = Training(config, reporter("again"))
     arm.prepare()
@@ -284,3 +289,22 @@ def test_a_metric_that_a_task_lacks_is_named_with_those_it_has():
     results = {"results": {"t": {"alias": "t", "acc,none": 0.5, "acc_stderr,none": 0.1}}}
     with pytest.raises(UserError, match="t: has no metric acc_norm; choose one of acc$"):
         downstream._task_result(results, {"name": "t", "metric": "acc_norm", "fewshot": 0})
+
+
+def test_a_nested_group_counts_the_questions_of_all_its_subjects():
+    """mmlu is a group of four groups of subjects."""
+    results = {
+        "results": {"mmlu": {"acc,none": 0.5, "acc_stderr,none": "N/A"}},
+        "group_subtasks": {"mmlu": ["mmlu_stem", "mmlu_other"], "mmlu_stem": ["a", "b"], "mmlu_other": ["c"]},
+        "n-samples": {name: {"original": 90, "effective": n} for name, n in (("a", 10), ("b", 20), ("c", 30))},
+        "n-shot": {"a": 5, "b": 5, "c": 5},
+        "versions": {"mmlu": 2},
+    }
+    assert downstream._task_result(results, {"name": "mmlu", "metric": "acc", "fewshot": 5}) == {
+        "metric": "acc",
+        "value": 0.5,
+        "stderr": None,
+        "fewshot": 5,
+        "n": 60,
+        "version": 2,
+    }
