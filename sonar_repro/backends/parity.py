@@ -71,7 +71,7 @@ def check(
             errors[name] = max(error, errors.get(name, 0.0))
     del module, reference, got, wanted
     _forget(device)
-    bound = TOLERANCE[dtype]
+    bound, experts = TOLERANCE[dtype], values[_experts(template)[0][0]].shape[0]
     result = {
         "compared": True,
         "reference": f"{REFERENCE}, float32",
@@ -79,7 +79,7 @@ def check(
         "tolerance": bound,
         "max_relative_error": max(errors.values()),
         "errors": errors,
-        "experts": EXPERTS,
+        "experts": experts,
         "tokens": [TOKENS, 1],
         "shapes": {name: list(value.shape) for name, value in values.items()},
         "seconds": time.perf_counter() - started,
@@ -88,7 +88,7 @@ def check(
     if not errors[worst] <= bound:  # also NaN
         raise BackendMismatch(
             f"backend={backend}: differs from eager in the {worst}: relative error {errors[worst]:.3g}, more than "
-            f"{bound:g} ({result['dtype']}, {EXPERTS} experts, {TOKENS} tokens); no number was taken. Check the "
+            f"{bound:g} ({result['dtype']}, {experts} experts, {TOKENS} tokens); no number was taken. Check the "
             "versions of its packages, or use backend=grouped_mm"
         )
     return result
@@ -112,9 +112,14 @@ def _template(config: Any, backend: str) -> nn.Module | str:
     return module
 
 
+def _experts(module: nn.Module) -> list[tuple[str, int]]:
+    """(name, number of experts) of the module's expert tensors."""
+    return [(tensor.name, tensor.num_experts) for tensor in find_expert_tensors(module, include_frozen=True)]
+
+
 def _values(template: nn.Module, dtype: torch.dtype, generator: torch.Generator) -> dict[str, Tensor]:
     """Random CPU values by parameter name: few experts, and scaled so that the gate's inputs are near 1."""
-    experts = {tensor.name: tensor.num_experts for tensor in find_expert_tensors(template, include_frozen=True)}
+    experts = dict(_experts(template))
     values = {}
     for name, parameter in template.named_parameters():
         shape = list(parameter.shape)
@@ -134,7 +139,7 @@ def _filled(
     module = copy.deepcopy(template)
     module.config = copy.deepcopy(template.config)
     module.config._experts_implementation = implementation
-    counts = {tensor.num_experts for tensor in find_expert_tensors(template, include_frozen=True)}
+    counts = {count for _, count in _experts(template)}
     for attribute, value in list(vars(module).items()):
         if "expert" in attribute.lower() and type(value) is int and value in counts:
             setattr(module, attribute, min(EXPERTS, value))

@@ -59,8 +59,12 @@ def launch(config: Config, report: Any) -> tuple[str, dict[str, Any] | None, dic
 
 
 def _outcomes(folder: Path, failed: bool = False) -> list[Any]:
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
-    return [outcome for outcome in found if outcome[0] != "ok"] if failed else found
+    """What the ranks left: all in rank order, or the failed ones, the first to fail first (the others fail of it)."""
+    paths = sorted(folder.glob("rank*.json"))
+    if not failed:
+        return [json.loads(path.read_text()) for path in paths]
+    outcomes = [json.loads(path.read_text()) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)]
+    return [outcome for outcome in outcomes if outcome[0] != "ok"]
 
 
 class _ProgressFile:
