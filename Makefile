@@ -29,8 +29,8 @@ lint: $(STAMP) ## ruff, check and format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-tables: $(STAMP) ## every table from the records: Markdown, LaTeX, CSV
-	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT)
+tables: $(STAMP) ## every table from the records: printed, and as Markdown, LaTeX, CSV
+	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT) --print
 
 figures: $(STAMP) ## every figure from the records: PDF and PNG
 	$(PY) -m analysis figures --runs $(RUNS) --out $(OUT)
@@ -43,6 +43,9 @@ check-report: $(STAMP) ## open the report in headless Chromium, at a phone's wid
 
 claims: $(STAMP) ## the papers' sentences against the records: holds, fails, not measured
 	$(PY) -m analysis claims --runs $(RUNS) --out $(OUT)
+
+bench: $(STAMP) ## speed: ratios within one run, and the commands' wall times
+	$(PY) tests/bench --out $(OUT)/bench.json
 
 clean: ## remove the environment and what was rebuilt from records (never the records)
 	rm -rf $(VENV) $(OUT) build dist .pytest_cache .ruff_cache
