@@ -176,6 +176,7 @@ class Config:
     seed: int = 42
     repeat: int = 1  # the same arm again, for run-to-run noise
     deterministic: bool = False
+    outputs: str = "dropped"  # dropped: only the loss is kept; kept: as `outputs = model(**batch)` in a script
     autocast: str | None = None  # forward and loss in this dtype, weights in scale.dtype (mixed precision)
     steps: int = 10
     warmup_steps: int = 3
@@ -255,6 +256,7 @@ def _bad(key: str, value: Any, allowed: str) -> UserError:
 CHOICES = {
     "schedule": ("cosine", "constant"),
     "autocast": (None, "bfloat16"),
+    "outputs": ("dropped", "kept"),
     "accumulation_mode": (None, "standard", "update_each", "fold"),
     "scale.name": ("smoke", "forecast", "paper"),
     "scale.dtype": ("bfloat16", "float32"),
@@ -423,6 +425,7 @@ def axes(config: Config) -> dict[str, Any]:
         "accumulation": config.accumulation,
         "accumulation_mode": accumulation_mode(config),
         "checkpointing": config.checkpointing,
+        "outputs": config.outputs,
         "memory_cap_gb": config.memory_cap_gb,
         "seed": config.seed,
         "repeat": config.repeat,

@@ -116,11 +116,12 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self._kind = "+".join(sorted({type(inner.optimizer).__name__ for inner in self._inners}))
 
     def _attach(self) -> list[Any]:
-        handles, me = [], weakref.ref(self)
-        for index, unit in enumerate(self._hooked):
+        for unit in self._hooked:
             for hook in (unit.parameter._post_accumulate_grad_hooks or {}).values():
                 if getattr(hook, "func", None) is _fire and hook.args[0]() is not None:
                     raise UserError(f"{unit.name} already has an in-backward optimizer: call its detach() first")
+        handles, me = [], weakref.ref(self)
+        for index, unit in enumerate(self._hooked):
             handles.append(unit.parameter.register_post_accumulate_grad_hook(functools.partial(_fire, me, index)))
         weakref.finalize(self, _remove, handles)
         return handles
@@ -305,7 +306,14 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     # ---- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State keyed by parameter name, the same for every method (format: ``methods/state.py``)."""
+        """State keyed by parameter name, the same for every method (format: ``methods/state.py``).
+
+        Raises RuntimeError in the middle of a step, when some parameters have been updated and others have not.
+        """
+        if any(unit.firings for unit in self._hooked):
+            raise RuntimeError(
+                "state_dict() between backward and step(): call it after step(), or abandon_step() first"
+            )
         by_name = states.named_states(self._hooked, self._end)
         return {
             "format": states.FORMAT,

@@ -35,10 +35,11 @@ def run(config: Config, report: Any) -> None:
         describe(config, report, model, optimizer)
         report.phase("steps")
 
+        held: list[Any] | None = [] if config.outputs == "kept" else None
         autocast = DTYPES[config.autocast] if config.autocast else None
 
         def step(micro_batches: Any) -> None:
-            training_step(model, optimizer, scheduler, micro_batches, config.accumulation, autocast)
+            training_step(model, optimizer, scheduler, micro_batches, config.accumulation, autocast, held)
 
         shape = {"batch_size": config.batch_size, "max_length": config.data.max_length}
         meter.run(fake, step, accumulation=config.accumulation, seed=config.seed, **shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ def training_step(
     micro_batches: Iterable[Mapping[str, Tensor]],
     accumulation: int = 1,
     autocast: torch.dtype | None = None,
+    held: list[Any] | None = None,
 ) -> list[Tensor]:
     """Run one optimizer step: Algorithm 1 of Sonar-MoE (§4.2) for in-backward methods, the usual step for the others.
 
@@ -24,6 +26,9 @@ def training_step(
         optimizer: a :class:`sonar_repro.methods.ScheduledOptimizer`; it clips and counts by itself.
         scheduler: stepped once, after the optimizer; ``None`` keeps the learning rate.
         micro_batches: ``accumulation`` mappings of ``input_ids``, ``attention_mask``, ``labels``; int64 ``[B, T]``.
+        held: ``None`` drops the output at once and runs without a key/value cache. A list keeps the last output,
+            and leaves the cache at the model's default, as a script with ``outputs = model(**batch)`` does: logits and
+            cache then live through the backward pass.
         autocast: run forward and loss in this dtype (mixed precision); ``None`` leaves the weights' dtype.
         accumulation: A; each loss is divided by it before its backward pass (§4.4).
 
@@ -40,10 +45,13 @@ def training_step(
     for _ in optimizer.backward_passes():
         losses = []
         for index, batch in enumerate(micro_batches):
-            # Only the loss is kept: holding the output object would keep the logits alive through the backward pass.
             with gradient_sync(model, index == final):
                 with mixed_precision(batch["input_ids"].device.type, autocast):
-                    loss = model(**batch, use_cache=False).loss
+                    if held is None:
+                        loss = model(**batch, use_cache=False).loss
+                    else:
+                        held[:] = [model(**batch)]
+                        loss = held[0].loss
                 losses.append(loss.detach())
                 if accumulation > 1:
                     loss = loss / accumulation

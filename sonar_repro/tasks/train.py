@@ -62,6 +62,7 @@ class Training:
         self.config, self.report = config, report
         self.fingerprint = fingerprint(config)
         self.autocast = DTYPES[config.autocast] if config.autocast else None
+        self.held: list[Any] | None = [] if config.outputs == "kept" else None
         self.card: dict[str, Any] | None = None
         self.parity: dict[str, Any] | None = None
         self.history: CudaHistory | None = None
@@ -189,12 +190,19 @@ class Training:
             for phase in ("warmup", "measured"):
                 meter.phase(phase)
                 training_step(
-                    self.model, optimizer, scheduler, inputs(longest, self.device), config.accumulation, self.autocast
+                    self.model,
+                    optimizer,
+                    scheduler,
+                    inputs(longest, self.device),
+                    config.accumulation,
+                    self.autocast,
+                    self.held,
                 )
         memory = {**meter.read(), **floor, **state_bytes(optimizer)}
         memory["batch_shapes"] = [list(batch.input_ids.shape) for batch in longest]
         memory["steps"] = "2 untimed steps on the longest batch of the run; the second is measured"
         self.report.section("memory", memory)
+        self.held = [] if config.outputs == "kept" else None
         del self.model, optimizer, scheduler
         self.check_cap(memory)
 
@@ -271,6 +279,7 @@ class Training:
                 inputs(usable, self.device),
                 self.config.accumulation,
                 self.autocast,
+                self.held,
             )
         loss = distributed.mean(torch.stack(losses).float().mean())
         self.train_losses.append(loss if math.isfinite(loss) else None)
@@ -304,7 +313,7 @@ class Training:
             "loss", {"train": self.train_losses, **evaluate(self.model, heldout, self.device, self.autocast)}
         )
         report.phase("weights")
-        del self.optimizer, self.scheduler
+        del self.optimizer, self.scheduler, self.held
         if config.save_model:
             checkpoint.save_model(self)
         if config.keep_weights:
@@ -323,7 +332,7 @@ class Training:
         work = [batches for batches in work if all(batch.supervised_tokens for batch in batches)]
 
         def step(batches: list[Batch]) -> None:
-            arguments = (inputs(batches, self.device), accumulation, self.autocast)
+            arguments = (inputs(batches, self.device), accumulation, self.autocast, self.held)
             training_step(self.model, self.optimizer, None, *arguments)
 
         return profile_steps(step, work, self.device)

@@ -62,11 +62,13 @@ def test_exact_ways_with_other_knobs(knobs, clip):
     assert differing(reference, result) == []
 
 
+@DTYPES
 @pytest.mark.parametrize("method", ["sonar_delayed_clip", "sonar_offload_clip"])
-def test_kept_gradients_accumulate_as_in_the_standard_schedule(method):
-    reference, _, _ = run("standard_global_clip", torch.bfloat16, steps=3, accumulation=3)
-    result, _, scheduled = run(method, torch.bfloat16, steps=3, accumulation=3)
+def test_kept_gradients_accumulate_as_in_the_standard_schedule(method, dtype):
+    reference, expected, _ = run("standard_global_clip", dtype, steps=3, accumulation=3)
+    result, reports, scheduled = run(method, dtype, steps=3, accumulation=3)
     assert differing(reference, result) == []
+    assert [float(r.norm) for r in reports] == [float(r.norm) for r in expected]
     assert (scheduled.hook_firings, scheduled.optimizer_calls) == (3 * 3 * 4, 3 * 5)
 
 

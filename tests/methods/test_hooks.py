@@ -162,6 +162,7 @@ def test_second_attachment_is_refused_until_the_first_is_detached_or_dropped():
     gone = weakref.ref(second)
     del second
     assert gone() is None, "no reference cycle: dropping the optimizer must free its state at once"
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters()), "and take its hooks along"
     train(model, build(model, "sonar"), batches(1))
 
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from tiny_moe import batches, build, differing, tiny_model, train, warm_up, weights
+from tiny_moe import backward, batches, build, differing, tiny_model, train, warm_up, weights
 
 from sonar_repro.errors import UserError
 from sonar_repro.methods import METHODS
@@ -215,6 +215,18 @@ def test_state_bytes_count_every_tensor_once():
     elements, tensors = sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
     for method, steps in (("standard_global_clip", tensors), ("sonar", tensors), ("sonar_per_expert", tensors + 4 * 3)):
         assert trained(method, dtype=torch.bfloat16).optimizer_state_bytes() == 4 * elements + 4 * steps
+
+
+@pytest.mark.parametrize("mode", ["standard", "fold"])
+def test_state_in_the_middle_of_a_step_is_refused(mode):
+    """Experts would be a step ahead of the rest (or their moments half folded)."""
+    model = tiny_model()
+    optimizer = build(model, "sonar", accumulation=2 if mode == "fold" else 1, accumulation_mode=mode)
+    backward(model, batches(1)[0])
+    with pytest.raises(RuntimeError, match=r"call it after step\(\)"):
+        optimizer.state_dict()
+    optimizer.step()
+    assert optimizer.state_dict()["steps"] == 1
 
 
 def test_state_view_is_the_inner_state():
