@@ -459,12 +459,10 @@ def arm_id(config: Config, overrides: list[str] | None = None) -> str:
 
 
 def _is_other(override: str) -> bool:
+    """Whether an override changes the arm without being an axis that its id already shows."""
     key = override.lstrip("+~").split("=", 1)[0]
-    return (
-        key not in (*AXES, "experiment")
-        and key.split(".")[0] not in (*NOT_IDENTITY, "hydra", "task")
-        and key != "task.timeline"
-    )
+    shown = (*AXES, "experiment", "task.pair", "task.of")
+    return key not in shown and key.split(".")[0] not in (*NOT_IDENTITY, "hydra")
 
 
 def parameter_count(model: ModelConfig, scale: str) -> int | None:

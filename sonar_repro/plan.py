@@ -13,7 +13,7 @@ from .config import Config, parameter_count
 from .errors import UserError
 from .prerequisites import check_weights, prerequisites
 from .progress import ArmProgress, fail
-from .runner import Arm, check_writable, run, state
+from .runner import Arm, check_writable, make_arm, run, state
 
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -27,7 +27,6 @@ def preflight(configs: list[Config]) -> None:
     from .models.files import check_available as check_checkpoint
 
     check_writable(configs[0].runs_dir)
-    free = shutil.disk_usage(configs[0].runs_dir).free
     for config in configs:
         prerequisites(config)
         if config.dry_run:
@@ -38,21 +37,33 @@ def preflight(configs: list[Config]) -> None:
                 f"scale={config.scale.name}: needs a CUDA GPU and none is visible; "
                 "use scale=smoke (tiny, any machine) or scale=forecast (full-size memory, no GPU)"
             )
-        if (config.save_model or config.checkpoint_every) and config.scale.device != "fake":
-            count = parameter_count(config.model, config.scale.name)
-            # A checkpoint holds weights and two moments, and the old one goes only when the new one stands.
-            copies = 6 if config.checkpoint_every else 0
-            need = (copies + int(config.save_model)) * count * WEIGHT_BYTES[config.scale.dtype] if count else 0
-            if need > free:
-                raise UserError(
-                    f"runs_dir={config.runs_dir}: {free / 1e9:.1f} GB free and the weights need {need / 1e9:.1f} GB; "
-                    "give another folder with runs_dir=PATH or set checkpoint_every=0 save_model=false"
-                )
+    check_disk([config for config in configs if not config.dry_run])
     for data in {str(c.data): c.data for c in configs if c.data.source != "synthetic" and not c.dry_run}.values():
         check_available(DataSpec.of(data))
     for model in {str(c.model): c.model for c in configs if c.model.weights == "pretrained" and not c.dry_run}.values():
         check_checkpoint(model)
     check_card(configs)
+
+
+def check_disk(configs: list[Config]) -> None:
+    """Refuse before anything runs when the weights that a sweep keeps would not fit on the disk.
+
+    Kept: every saved model and weight file, those of the arms that others need first included. On top comes the largest
+    checkpoint: weights and two moments, twice, as the old one goes only when the new one stands.
+    """
+    kept: dict[str, int] = {}
+    checkpoint = 0
+    for config in [side for c in configs for side in (c, *prerequisites(c).values()) if c.scale.device != "fake"]:
+        weights = (parameter_count(config.model, config.scale.name) or 0) * WEIGHT_BYTES[config.scale.dtype]
+        kept[str(make_arm(config).folder)] = weights * (config.save_model + config.keep_weights)
+        checkpoint = max(checkpoint, 6 * weights if config.checkpoint_every else 0)
+    need = sum(kept.values()) + checkpoint
+    free = shutil.disk_usage(configs[0].runs_dir).free if configs else 0
+    if need > free:
+        raise UserError(
+            f"runs_dir={configs[0].runs_dir}: {free / 1e9:.1f} GB free and the weights need {need / 1e9:.1f} GB; "
+            "give another folder with runs_dir=PATH or set checkpoint_every=0 save_model=false"
+        )
 
 
 class Command:
@@ -68,7 +79,7 @@ class Command:
 
     @classmethod
     def begin(cls) -> Command:
-        """A fresh command for a command."""
+        """A fresh state for a new command."""
         cls._current = cls()
         return cls._current
 

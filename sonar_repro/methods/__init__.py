@@ -9,6 +9,8 @@ _EXPORTS = {
     "METHODS": ".schedule",
     "ScheduledOptimizer": ".optimizer",
     "ClipReport": ".clipping",
+    "ScheduledTrainerMixin": ".trainer",
+    "ScheduledOptimizerCallback": ".trainer",
 }
 __all__ = list(_EXPORTS)
 

@@ -91,7 +91,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
             fold.check_foldable(unit.inners[0].optimizer)
         clip, scope = CLIPS[self.schedule.clip]
         self._clip = clip(scope, self._clip_parameters(scope), max_grad_norm, accumulation)
-        self._clipped = False
+        self._clipped = self._checked = False
         self._handles = self._attach()
         self.check_attached()
 
@@ -190,7 +190,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
             for _ in self.backward_passes():
                 with torch.enable_grad():
                     loss = closure()
-        first = self.steps == 0
+        first = not self._checked  # the first step of this process, resumed or not
         if first:
             self._attachment.check_cover()
         else:
@@ -206,6 +206,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
                 self.optimizer_calls += 1
         if first:
             checks.check_all_stepped(self._hooked, self._end, with_grad)
+            self._checked = True
         self.steps += 1
         self.abandon_step()
         return loss
