@@ -23,7 +23,7 @@ table1: $(STAMP) ## run Table 1 at smoke scale (16 tiny arms, about a minute) an
 	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT) --table table1 --scale smoke --print
 
 test: $(STAMP) lint ## lint and run the tests (2 cores: under 15 minutes)
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP) ## ruff, check and format
 	$(VENV)/bin/ruff check .
