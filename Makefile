@@ -47,5 +47,10 @@ claims: $(STAMP) ## the papers' sentences against the records: holds, fails, not
 bench: $(STAMP) ## speed: ratios within one run, and the commands' wall times
 	$(PY) tests/bench --out $(OUT)/bench.json
 
+# With WHEELS (a folder with wheels of hydra-core, omegaconf and antlr4) this machine's own python, torch and transformers
+# are used and nothing is installed; GPU_CHECK passes options, as GPU_CHECK=--dry.
+gpu-check: $(if $(WHEELS),,$(STAMP)) ## prove the paper scale on this machine's GPU: at most 8 minutes, one tar file
+	$(if $(WHEELS),$(PYTHON),$(PY)) -m sonar_repro.gpu_check $(if $(WHEELS),--wheels $(WHEELS)) $(GPU_CHECK)
+
 clean: ## remove the environment and what was rebuilt from records (never the records)
 	rm -rf $(VENV) $(OUT) build dist .pytest_cache .ruff_cache

@@ -173,7 +173,7 @@ def collections(runs: Runs) -> list[Collection]:
 
 
 def check_same_data(arms: Iterable[Arm], what: str) -> None:
-    """Refuse a comparison of runs on different data (settled question 1). Raises UserError naming two records."""
+    """Refuse a comparison of runs on different data. Raises UserError naming two records."""
     first: dict[Any, Record] = {}
     for arm in arms:
         for seed, record in arm.by_seed.items():

@@ -67,7 +67,7 @@ class Attachment:
                 raise RuntimeError(f"{name} was frozen when the optimizer was built: unfreeze first, then build it")
 
     def check_cover(self) -> None:
-        """Full check: the model's trainable parameters are exactly the owned ones (DESIGN rule 6)."""
+        """Full check: the model's trainable parameters are exactly the owned ones."""
         self.check()
         owned = {id(o.parameter) for o in self.owned}
         for name, parameter in self.model.named_parameters():

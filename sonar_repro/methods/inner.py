@@ -28,7 +28,7 @@ class Inner:
         self._check_cover()
 
     def _check_cover(self) -> None:
-        """The factory's optimizer owns exactly what it was given (DESIGN rule 6), each once."""
+        """The factory's optimizer owns exactly what it was given, each once."""
         kind = type(self.optimizer).__name__
         owned = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
         missing = [name for name, p in self.named if id(p) not in set(owned)]

@@ -44,7 +44,7 @@ def fused_works(kind: type[torch.optim.Optimizer], device: str, dtype: torch.dty
 
 
 def _fused(kind: type[torch.optim.Optimizer], model: nn.Module, wanted: bool | None) -> bool:
-    """Decided once for the whole model, so that every method runs the same kernels (DESIGN rule 4)."""
+    """Decided once for the whole model, so that every method runs the same kernels."""
     if wanted is False:
         return False
     if model not in _targets_by_model:

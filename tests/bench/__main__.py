@@ -36,7 +36,10 @@ def main() -> int:
         rows = importlib.import_module(f"bench_{name}").run()
         results[name] = rows
         for row in rows:
-            print("  " + "  ".join(f"{k}: {v:.4g}" if isinstance(v, float) else f"{k}: {v}" for k, v in row.items()), flush=True)
+            print(
+                "  " + "  ".join(f"{k}: {v:.4g}" if isinstance(v, float) else f"{k}: {v}" for k, v in row.items()),
+                flush=True,
+            )
     out = Path(arguments.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Wall time of what a user types first: help, a config error, Table 1 at smoke scale, and its forecast with two workers."""
+"""Wall time of what a user types first: help, a config error, Table 1 small, and its forecast with two workers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ def run() -> list[dict]:
 
     configs.register()
     with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
-        config = configs.resolve(compose("config", overrides=["method=standard_global_clip", "threads=1", "steps=100000"]))
+        config = configs.resolve(
+            compose("config", overrides=["method=standard_global_clip", "threads=1", "steps=100000"])
+        )
     torch.set_num_threads(1)
     arm = Training(config, Reporter(None, Path(tempfile.mkdtemp())))
     arm.device, arm.experts = torch.device("cpu"), "grouped_mm"
@@ -30,7 +32,9 @@ def run() -> list[dict]:
     arm.build()
     arm.timer = StepTimer(arm.device)
     model = arm.make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
     batch = next(arm.stream())
     inputs = batch.model_inputs(arm.device)
 
@@ -53,4 +57,11 @@ def run() -> list[dict]:
     medians = {name: statistics.median(values) for name, values in times.items()}
     ratio = medians["harness"] / medians["by_hand"]
     paired = statistics.median(h / b for h, b in zip(times["harness"], times["by_hand"]))
-    return [{"ratio_of_medians": ratio, "median_of_paired_ratios": paired, "target": 1.02, "by_hand_cpu_s": medians["by_hand"]}]
+    return [
+        {
+            "ratio_of_medians": ratio,
+            "median_of_paired_ratios": paired,
+            "target": 1.02,
+            "by_hand_cpu_s": medians["by_hand"],
+        }
+    ]

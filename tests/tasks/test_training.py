@@ -58,7 +58,7 @@ def test_timer_window_and_throughput_are_over_the_window():
 
 
 def test_saving_bound_of_the_papers_models():
-    """f(1-1/L)/4 for OLMoE (DESIGN facts): the 12.0 GB of 55.5 that Table 1 prints lie under it."""
+    """f(1-1/L)/4 for OLMoE: the 12.0 GB of 55.5 that Table 1 prints lie under it."""
     assert saving_bound(6_442_450_944, 6_919_161_856, 16) == pytest.approx(0.9311 * 15 / 16 / 4, abs=1e-4)
 
 

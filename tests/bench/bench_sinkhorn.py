@@ -1,26 +1,17 @@
 """Fast Sinkhorn against SAGE's plain loop: the whole step D = Sinkhorn(G), W <- (1 - lr wd) W - lr tau D, in fp32.
 
-    python bench/sinkhorn.py [--json PATH] [--repeats N] [--check]
-
 Gated figure: one-thread process CPU time (a busy neighbour moves wall time more), the median of interleaved paired
 ratios. Beside it: two-thread wall time, the ratio to a loop with a sane column norm (most of the plain loop's CPU
-time is torch's strided norm), and the time over that of one read of G a round. ``--check`` exits 1 below a target.
+time is torch's strided norm), and the time over that of one read of G a round.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sonar_repro.optim import reference
 from sonar_repro.optim.sinkhorn import Descent, Normalisation, sinkhorn_update_
@@ -96,36 +87,10 @@ def bench(shape: tuple[int, int, int], repeats: int) -> dict:
     }
 
 
-def table(rows: list[dict]) -> str:
-    """The printed table."""
-    heads = {"shape": 16, "loop/fast": 10, "target": 7, "wall x2": 8, "sane/fast": 10, "fast/read": 10, "fast ms": 8}
-    lines = [" ".join(head.rjust(width) for head, width in heads.items())]
+def run() -> list[dict]:
+    """One row a shape; raw seconds are left out."""
+    rows = [bench(shape, 9) for shape in TARGETS]
     for row in rows:
-        milliseconds = 1e3 * statistics.median(row["cpu_seconds_1_thread"]["fast"])
-        lines.append(
-            f"{str(row['shape']):>16} {row['loop_over_fast_cpu_1_thread']:>9.1f}x {row['target']:>6.0f}x "
-            f"{row['loop_over_fast_wall_2_threads']:>7.1f}x {row['sane_loop_over_fast_cpu_1_thread']:>9.1f}x "
-            f"{row['fast_over_one_read_a_round_cpu_1_thread']:>9.1f}x {milliseconds:>8.2f}"
-            f"{'' if row['passed'] else '  BELOW TARGET'}"
-        )
-    return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write all figures, raw seconds included")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--check", action="store_true", help="exit 1 if a ratio is below its target")
-    options = parser.parse_args()
-    rows = [bench(shape, options.repeats) for shape in TARGETS]
-    print("Fast Sinkhorn, whole step, fp32; loop/fast, sane/fast, fast/read and ms in one-thread CPU time")
-    print(table(rows))
-    if options.json:
-        machine = {"torch": torch.__version__, "processor": platform.processor(), "python": platform.python_version()}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"benchmark": "sinkhorn", "machine": machine, "rows": rows}, indent=1))
-    return int(options.check and not all(row["passed"] for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        row["fast_cpu_ms"] = 1e3 * statistics.median(row.pop("cpu_seconds_1_thread")["fast"])
+        del row["wall_seconds_2_threads"]
+    return rows
