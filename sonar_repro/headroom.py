@@ -29,10 +29,11 @@ def check_card(configs: list[Config]) -> None:
     Raises:
         UserError: the arms that do not fit, the forecast and the card's memory, and the way out.
     """
-    wanted = [config for config in configs if config.scale.device == "cuda" and not config.dry_run]
-    card = machine.first_card() if wanted else None
+    planned = [config for config in configs if config.scale.device in ("cuda", "auto") and not config.dry_run]
+    card = machine.first_card() if planned else None
     if card is None:
         return
+    wanted = [config for config in planned if config.scale.device == "cuda" and config.scale.name != "smoke"]
     facts = machine.gpu_facts(card.uuid)
     shared = machine.shared_card(facts)
     if shared:

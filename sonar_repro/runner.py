@@ -158,7 +158,7 @@ def _assemble(arm: Arm, status: str, error: Any, sections: dict[str, Any], start
         "schema_version": records.SCHEMA_VERSION,
         "arm_id": arm.arm_id,
         "arm": axes(arm.config),
-        "config": dataclasses.asdict(arm.config),
+        "config": _portable(arm.config),
         "fingerprint": arm.fingerprint,
         "status": status,
         "error": error,
@@ -169,6 +169,14 @@ def _assemble(arm: Arm, status: str, error: Any, sections: dict[str, Any], start
         record[name] = sections.pop(name, None)
     record["notes"] = sections.pop("notes", [])
     return {**record, **sections}
+
+
+def _portable(config: Config) -> dict[str, Any]:
+    """The resolved config without where its records lie: a record means the same on another machine."""
+    data = dataclasses.asdict(config)
+    del data["runs_dir"]
+    data["task"]["inputs"] = {role: Path(folder).name for role, folder in data["task"]["inputs"].items()}
+    return data
 
 
 def _context(config: Config) -> Any:

@@ -63,10 +63,17 @@ def check(
     module = _filled(template, values, implementation, dtype, device)
     reference = _filled(template, values, REFERENCE, torch.float32, device)
     errors: dict[str, float] = {}
+    refused = None
     for tokens in (TOKENS, 1):
         batch = _batch(module, tokens, dtype, generator)
-        got = _run(module, batch, dtype, device, backend)
         wanted = _run(reference, batch, torch.float32, device, backend)
+        try:
+            got = _run(module, batch, dtype, device, backend)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if tokens > 1 or isinstance(error, UserError):
+                raise
+            refused = f"{type(error).__name__}: {error}"[:200]  # no training batch has a single token
+            continue
         for name, error in _errors(got, wanted).items():
             errors[name] = max(error, errors.get(name, 0.0))
     del module, reference, got, wanted
@@ -80,7 +87,8 @@ def check(
         "max_relative_error": max(errors.values()),
         "errors": errors,
         "experts": experts,
-        "tokens": [TOKENS, 1],
+        "tokens": [TOKENS] if refused else [TOKENS, 1],
+        "single_token_refused": refused,
         "shapes": {name: list(value.shape) for name, value in values.items()},
         "seconds": time.perf_counter() - started,
     }

@@ -136,7 +136,7 @@ class CudaMeter:
 
 
 class CudaHistory:
-    """A snapshot of the CUDA allocator on demand (``task.options.snapshot=true``), for pytorch.org/memory_viz.
+    """A snapshot of the CUDA allocator on demand (``+task.options.snapshot=true``), for pytorch.org/memory_viz.
 
     Recording costs time at every allocation, so it covers loading and the untimed steps and ends before the first timed
     one; an out-of-memory before that is in it.

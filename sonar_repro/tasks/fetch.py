@@ -72,6 +72,7 @@ def _check_disk(config: Config) -> None:
 def _download(config: Config) -> None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import logging
 
     model = config.model
     try:
@@ -80,6 +81,8 @@ def _download(config: Config) -> None:
         network: tuple[type[Exception], ...] = (OSError,)
     else:
         network = (OSError, httpx.HTTPError)
+    print(f"fetching {files.described(model)}", flush=True)
+    logging.set_verbosity_error()  # it would tell of each of its retries; what came of them is told below
     try:
         snapshot_download(model.hub_id, revision=model.revision, allow_patterns=list(files.PATTERNS))
     except (*network, HfHubHTTPError, HFValidationError, ValueError, RuntimeError) as error:

@@ -42,6 +42,10 @@ def reference(module, hidden, index, weights, *, fault=None):
         rows = torch.cat([rows[:-1], torch.zeros_like(rows[-1:])])
     if fault == "single token":
         rows = rows if rows.shape[0] > 1 else rows * 1.5
+    if fault == "refuses one token" and hidden.shape[0] == 1:
+        raise ValueError("needs two rows")
+    if fault == "refuses many tokens" and hidden.shape[0] > 1:
+        raise ValueError("needs one row")
     if fault == "nan":
         rows = rows * float("nan")
     if fault == "half of an expert":
@@ -98,6 +102,14 @@ def test_every_kind_of_wrong_kernel_is_caught(config, kernel, fault, dtype):
     assert child.classify(caught.value) == "failed"
     named = {"no gradient of down_proj": "gradient of down_proj", "weights without gradient": "gradient of the routing"}
     assert named.get(fault, "") in str(caught.value)
+
+
+def test_a_kernel_that_cannot_take_a_single_token_may_run_and_the_record_says_so(config, kernel):
+    """No training batch has one token; a kernel that cannot take many is no kernel."""
+    result = check(config, kernel("refuses one token"))
+    assert result["tokens"] == [parity.TOKENS] and "needs two rows" in result["single_token_refused"]
+    with pytest.raises(ValueError, match="needs one row"):
+        check(config, kernel("refuses many tokens"))
 
 
 def test_a_wrong_kernel_ends_the_arm_as_failed_and_never_as_a_number(tiny, reporter, monkeypatch, kernel):

@@ -400,6 +400,14 @@ def test_an_arm_without_a_forecast_is_warned_of_and_runs(card, tmp_path, capsys)
     assert "warning: no memory forecast for olmoe-" in capsys.readouterr().err
 
 
+def test_tiny_arms_are_not_forecast_but_a_shared_card_is_told(card, tmp_path, capsys):
+    asked = card(8 * GB, 57 * GB, used=6_000)
+    for device in ("cuda", "auto"):
+        plan.preflight([composed(f"scale.device={device}", f"runs_dir={tmp_path}")])
+        assert "warning: the GPU is shared: 6.3 GB" in capsys.readouterr().err
+    assert asked == []
+
+
 def test_caps_do_not_make_a_card_smaller(card, tmp_path):
     """Table 6 runs into its caps on purpose: the refusal is about the card."""
     card(97 * GB, 57 * GB)
@@ -443,6 +451,26 @@ def test_without_a_gpu_paper_scale_is_one_line(capsys, tmp_path):
     code, out, err = run_main(capsys, "+experiment=table1", "scale=paper", f"runs_dir={tmp_path}")
     assert code == 2 and out == "" and err.count("\n") == 1
     assert "needs a CUDA GPU and none is visible; use scale=smoke" in err and "scale=forecast" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["model.weights=pretrained", "model.path=/nowhere"], "model.path=/nowhere: no such folder; give a checkpoint"),
+        (["model.weights=pretrained"], "config.json of allenai/OLMoE-1B-7B-0924 at revision 6d84c48581ec is not in"),
+        (
+            ["task=fetch", "model=granite"],
+            "config.json of ibm-granite/granite-3.1-3b-a800m-base at revision d4dd87aa3a6c",
+        ),
+        (["backend=scatermoe"], "did you mean scattermoe"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "cache"), raising=False)
+    code, out, err = run_main(capsys, *argv, f"runs_dir={tmp_path}")
+    assert code == 2 and out == "" and err.count("\n") == 1 and words in err
 
 
 @pytest.fixture

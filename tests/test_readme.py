@@ -1,0 +1,69 @@
+"""The README's commands work as written: each line is planned, the quick ones are run, the code block is executed."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from sonar_repro.__main__ import main
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+LINES = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+COMMANDS = [line for line in LINES if line.startswith("python -m sonar_repro")]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """What the README's placeholders stand for."""
+    row = json.dumps({"instruction": "Say yes.", "input": "", "output": "Yes."})
+    (tmp_path / "my.jsonl").write_text("\n".join([row] * 800) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmoe", "num_hidden_layers": 2}))
+    return {"my.jsonl": str(tmp_path / "my.jsonl"), "PATH/config.json": str(tmp_path / "config.json")}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_plans(command, files, tmp_path, capsys):
+    for placeholder, path in files.items():
+        command = command.replace(placeholder, path)
+    argv = shlex.split(command)[3:]
+    GlobalHydra.instance().clear()
+    plan = ["dry_run=true"] if "task=" not in command else []
+    if "task=fetch" in command:
+        pytest.skip("needs the hub")
+    code = main([*argv, *plan, f"runs_dir={tmp_path / 'runs'}"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert "nothing was run" in captured.out or "task=doctor" in command
+
+
+def test_the_readme_names_existing_targets_and_folders():
+    root = Path(__file__).parents[1]
+    makefile = (root / "Makefile").read_text()
+    for target in set(re.findall(r"(?m)(?:`|^ {4}|^|    )make ([a-z0-9-]+)", README)):
+        assert f"\n{target}:" in makefile, target
+    for path in re.findall(r"^\| ((?:`[\w./]+` ?)+)", README, re.M):
+        for name in re.findall(r"`([\w./]+)`", path):
+            folder = "sonar_repro" if "/" not in name and name.endswith(".py") else ""
+            if "/" in name or folder:
+                assert (root / folder / name).exists(), name
+
+
+def test_the_code_block_runs():
+    import torch
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
+    torch.manual_seed(0)
+    config = OlmoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = OlmoeForCausalLM._from_config(config, experts_implementation="eager").train()
+    ids = torch.randint(0, 64, (2, 8))
+    before = [p.detach().clone() for p in model.parameters()]
+    [code] = [text for kind, text in BLOCKS if kind == "python"]
+    exec(code, {"model": model, "batch": {"input_ids": ids, "labels": ids}})
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
