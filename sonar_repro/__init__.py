@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "ScheduledOptimizer": "sonar_repro.methods",
     "Schedule": "sonar_repro.methods",
+    "ScheduledTrainerMixin": "sonar_repro.methods",
+    "ScheduledOptimizerCallback": "sonar_repro.methods",
     "make_factory": "sonar_repro.optim.factory",
     "find_expert_tensors": "sonar_repro.models.experts",
 }

@@ -320,13 +320,16 @@ def check(config: Config) -> None:
     _check_parallel(config)
 
 
+KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on the card or on the host
+
+
 def _check_accumulation(config: Config) -> None:
     """CASES "Updates inside backward" 1: refused before a model is built, unless the method declares it."""
     mode, method = config.accumulation_mode, config.method
     if method.in_backward == "none":
         if mode not in (None, "standard"):
             raise _bad("accumulation_mode", mode, f"method={method.name} keeps its gradients; use standard")
-    elif mode == "standard":
+    elif mode == "standard" and method.clip not in KEEPS_GRADIENTS:
         raise _bad(
             "accumulation_mode", mode, f"method={method.name} frees gradients in backward; use update_each or fold"
         )
@@ -337,8 +340,6 @@ def _check_accumulation(config: Config) -> None:
             f"method={method.name} cannot accumulate: it updates at every micro-batch; "
             "say accumulation_mode=update_each or use a standard method",
         )
-    elif mode == "fold" and method.in_backward != "experts":
-        raise _bad("accumulation_mode", mode, "fold is for methods with in_backward=experts")
 
 
 def _check_data(config: Config) -> None:

@@ -33,7 +33,9 @@ from torch.nn import Parameter
 from ..errors import UserError
 from .inner import HookedTensor
 
-_CHUNK = 4_000_000  # elements updated at a time: bounds the fp32 temporaries of an update to some tens of MB
+# An update's fp32 temporaries cover at most this many elements, or a sixteenth of the tensor if that is more: small
+# beside a layer's gradient, and few enough kernel launches.
+_CHUNK, _PARTS = 1_000_000, 16
 
 
 def check_foldable(optimizer: torch.optim.Optimizer) -> None:
@@ -115,8 +117,8 @@ def _apply_adamw(group: dict[str, Any], state: dict[str, Any], p: Parameter) -> 
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of each tensor, at most about _CHUNK elements at a time."""
-    rows = tensors[0].shape[0]
-    step = max(1, _CHUNK * rows // max(1, tensors[0].numel()))
+    """The same rows of each tensor, some at a time."""
+    rows, numel = tensors[0].shape[0], max(1, tensors[0].numel())
+    step = max(1, rows * max(_CHUNK, numel // _PARTS) // numel)
     for start in range(0, rows, step):
         yield tuple(t.narrow(0, start, min(step, rows - start)) for t in tensors)

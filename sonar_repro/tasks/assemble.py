@@ -137,7 +137,7 @@ def saving_bound(expert_parameters: int, parameters: int, layers: int) -> float:
 
 def counts_of(optimizer: ScheduledOptimizer, steps: int, skipped: int, accumulation: int) -> dict[str, Any]:
     """The record's ``counts``: measured optimizer calls and hook firings over the steps that ran."""
-    updates = accumulation if optimizer.hook_firings and accumulation > 1 else 1
+    updates = accumulation if optimizer.accumulation_mode == "update_each" else 1
     return {
         "steps": steps,
         "skipped_steps": skipped,
