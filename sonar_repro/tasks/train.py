@@ -157,6 +157,7 @@ class Training:
     def build(self) -> None:
         config = self.config
         self.model = self.make_model()
+        self.trained = self.model  # data parallel wraps it once a checkpoint has been loaded
         self.optimizer = make_optimizer(config, self.model)
         self.scheduler = make_scheduler(config, self.optimizer)
         self.describe()
