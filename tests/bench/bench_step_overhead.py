@@ -18,6 +18,7 @@ def run() -> list[dict]:
     from sonar_repro import config as configs
     from sonar_repro.child import Reporter
     from sonar_repro.instruments.timer import StepTimer
+    from sonar_repro.tasks.assemble import make_scheduler
     from sonar_repro.tasks.train import Training
 
     configs.register()
@@ -35,6 +36,7 @@ def run() -> list[dict]:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
+    scheduler = make_scheduler(config, optimizer)  # the same rates: routing, and with it time, follows the weights
     batch = next(arm.stream())
     inputs = batch.model_inputs(arm.device)
 
@@ -43,6 +45,7 @@ def run() -> list[dict]:
         model(**inputs, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        scheduler.step()
 
     def harness() -> None:
         arm.one_step(1, [batch])
