@@ -13,7 +13,7 @@ from .config import Config, parameter_count
 from .errors import UserError
 from .prerequisites import check_weights, prerequisites
 from .progress import ArmProgress, fail
-from .runner import Arm, check_writable, make_arm, run, state
+from .runner import Arm, check_writable, make_arm, recorded, run, state
 
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -106,8 +106,10 @@ class Command:
         """Print the arms that are recorded already; return those that are not."""
         todo = set()
         for arm in self.arms:
-            if state(arm) == "recorded":
-                self.add({"arm_id": arm.arm_id, "status": "ok", "outcome": "recorded", "error": None, "wall_s": None})
+            record = None if arm.config.force else recorded(arm)
+            if record:
+                known = {"arm_id": arm.arm_id, "status": record["status"], "error": record["error"]}
+                self.add({**known, "outcome": "recorded", "wall_s": None})
             else:
                 todo.add(arm)
         return todo

@@ -76,10 +76,14 @@ def state(arm: Arm) -> str:
         return "run"
     if recorded(arm):
         return "recorded"
-    if arm.config.save_model or arm.config.keep_weights:
-        return "run"  # another arm's record would not bring its files
-    found = records.find_by_fingerprint(Path(arm.config.runs_dir), arm.fingerprint, arm.config.scale.name)
-    return "referenced" if found else "run"
+    return "referenced" if _twin(arm) else "run"
+
+
+def _twin(arm: Arm) -> tuple[Path, dict[str, Any]] | None:
+    """A record of the same computation under another name that can stand in for this arm, with its path."""
+    if arm.config.force or arm.config.save_model or arm.config.keep_weights:
+        return None  # asked anew, or for files that another arm's record would not bring
+    return records.find_by_fingerprint(Path(arm.config.runs_dir), arm.fingerprint, arm.config.scale.name)
 
 
 @contextlib.contextmanager
@@ -100,8 +104,9 @@ def run(arm: Arm, progress: Progress = lambda kind, value: None) -> dict[str, An
         existing = None if arm.config.force else recorded(arm)
         if existing:
             return {**existing, "outcome": "recorded"}
-        if state(arm) == "referenced":
-            return {**_reference(arm), "outcome": "referenced"}
+        twin = _twin(arm)
+        if twin:
+            return {**_reference(arm, *twin), "outcome": "referenced"}
         started = time.time()
         missing = _run_first(arm, progress)
         status, error, sections = missing or _run_child(arm, progress)
@@ -142,11 +147,8 @@ def forget_weights(arms: list[Arm]) -> None:
                     (make_arm(config, list(arm.overrides)).folder / WEIGHTS_FILE).unlink(missing_ok=True)
 
 
-def _reference(arm: Arm) -> dict[str, Any]:
+def _reference(arm: Arm, path: Path, record: dict[str, Any]) -> dict[str, Any]:
     """Write a record that repeats another experiment's record of the same fingerprint and says so."""
-    found = records.find_by_fingerprint(Path(arm.config.runs_dir), arm.fingerprint, arm.config.scale.name)
-    assert found is not None
-    path, record = found
     source = str(path.parent.relative_to(arm.config.runs_dir))
     record = {**record, "arm_id": arm.arm_id, "arm": axes(arm.config), "referenced_from": source}
     records.write(arm.record_path, record)

@@ -27,7 +27,7 @@ from sonar_repro.data.lengths import alpaca_like_lengths
 from sonar_repro.errors import UserError
 from sonar_repro.instruments.allocator import AllocatorReport, replay
 from sonar_repro.instruments.cuda_model import CudaModel, cublas_workspace_bytes
-from sonar_repro.instruments.memory import PHASES
+from sonar_repro.instruments.memory import PHASES, TrackerMeter
 from sonar_repro.instruments.template import NoTemplate, StepTemplate
 from sonar_repro.instruments.timeline import step_timeline
 from sonar_repro.instruments.tracker import AllocationTracker
@@ -36,7 +36,7 @@ from sonar_repro.instruments.tracker import AllocationTracker
 REPLAYED_STEPS = 64
 
 
-class ForecastMeter:
+class ForecastMeter(TrackerMeter):
     """Peaks of a run on fake tensors, as ``torch.cuda`` would report them for the same run on a GPU.
 
     ``peak_allocated_bytes`` sums allocator *blocks* (``max_memory_allocated``: 512-byte rounding plus what was not
@@ -59,27 +59,13 @@ class ForecastMeter:
     ) -> None:
         self.cap_bytes = cap_bytes
         self.workspace = cublas_workspace_bytes(compute_capability)
-        self.tracker = AllocationTracker(events=True, device_model=CudaModel(self.workspace), observers=observers)
+        model = CudaModel(self.workspace)
+        super().__init__(AllocationTracker(events=True, device_model=model, observers=observers))
         self.sequence: dict[str, Any] = {}
         self._recorded: list[list[int]] = []
         self._steps: list[list[int]] = []
         self._template: StepTemplate | None = None
         self._report: AllocatorReport | None = None
-
-    def __enter__(self) -> ForecastMeter:
-        self.tracker.__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.tracker.__exit__(*exc)
-
-    def phase(self, name: str) -> None:
-        """Start phase ``name``; :meth:`run` starts ``warmup`` and ``measured`` by itself."""
-        self.tracker.phase(name)
-
-    def attach(self, model: torch.nn.Module, expert_parameters: Any = ()) -> None:
-        """Name the model's weights and gradients, experts' apart (timelines)."""
-        self.tracker.attach(model, expert_parameters)
 
     def run(
         self,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -40,7 +40,7 @@ class TrackerMeter:
     def __init__(self, tracker: AllocationTracker | None = None) -> None:
         self.tracker = tracker or AllocationTracker()
 
-    def __enter__(self) -> TrackerMeter:
+    def __enter__(self) -> Self:
         self.tracker.__enter__()
         return self
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -57,14 +55,3 @@ def _package(module: str, extra: str) -> str | None:
     except ModuleNotFoundError:
         found = None
     return None if found else f"not installed; pip install 'sonar_repro[{extra}]'"
-
-
-def versions(*names: str) -> dict[str, Any]:
-    """Installed versions by distribution name; None where one is not installed."""
-    found: dict[str, Any] = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
