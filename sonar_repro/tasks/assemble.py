@@ -30,7 +30,10 @@ def learning_rate(config: Config, step: int, warmup_steps: int | None = None) ->
 
 def make_optimizer(config: Config, model: torch.nn.Module) -> ScheduledOptimizer:
     """The update schedule over the optimizer factory: the two independent axes of an arm."""
-    factory = make_factory(config.optimizer.kind, lr=config.learning_rate, **config.optimizer.hyper)
+    hyper = dict(config.optimizer.hyper)
+    if config.task.options.get("diagnosis") and config.optimizer.kind in ("mesh", "mesh_b"):
+        hyper.setdefault("diagnostics", True)  # a shadow of the hidden momentum, to compare it with
+    factory = make_factory(config.optimizer.kind, lr=config.learning_rate, **hyper)
     method = config.method
     return ScheduledOptimizer(
         model,
@@ -125,6 +128,14 @@ def roles_of(optimizer: ScheduledOptimizer) -> list[dict[str, Any]] | None:
                 }
             )
     return rows
+
+
+def hidden_momentum(optimizer: ScheduledOptimizer) -> dict[str, Any] | None:
+    """What MESH reports of hidden momentum (its implementation section); None for optimizers without one."""
+    for inner in inner_optimizers(optimizer):
+        if hasattr(inner, "diagnostics") and inner.hidden_buffer_bytes():
+            return inner.diagnostics()
+    return None
 
 
 def saving_bound(expert_parameters: int, parameters: int, layers: int) -> float:

@@ -18,7 +18,6 @@ from ..config import Config
 from ..errors import Unsupported
 from ..machine import cpu_name, git_state, gpu_facts
 
-
 #: glibc's ``mallopt`` names (malloc.h) and what an arm's process sets: freed pages stay with the process.
 HEAP_SETTINGS = {"M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 64 * 2**20), "M_MMAP_MAX": (-4, 0)}
 

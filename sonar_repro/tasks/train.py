@@ -15,6 +15,7 @@ from ..config import Config, fingerprint
 from ..data import Batch, BatchStream, DataSpec, load_corpus, sequential_batches
 from ..data import load_tokenizer as embedded_tokenizer
 from ..errors import UserError
+from ..instruments.diagnosis import Diagnosis
 from ..instruments.kernels import profile_steps
 from ..instruments.memory import CudaHistory, CudaMeter, TrackerMeter
 from ..instruments.timer import StepTimer
@@ -33,6 +34,7 @@ from .assemble import (
     counts_of,
     describe_model,
     gradient_floor,
+    hidden_momentum,
     make_optimizer,
     make_scheduler,
     roles_of,
@@ -67,6 +69,7 @@ class Training:
         self.parity: dict[str, Any] | None = None
         self.history: CudaHistory | None = None
         self.cap: str | None = None
+        self.diagnosis: Diagnosis | None = None
         self.skipped = 0
         self.train_losses: list[float | None] = []
         self.norms: list[float | None] = []
@@ -160,6 +163,9 @@ class Training:
         self.trained = self.model  # data parallel wraps it once a checkpoint has been loaded
         self.optimizer = make_optimizer(config, self.model)
         self.scheduler = make_scheduler(config, self.optimizer)
+        if config.task.options.get("diagnosis"):
+            self.diagnosis = Diagnosis(self.model, config.seed)
+            self.report.note("times include the diagnosis: compare them with no other run's")
         self.describe()
 
     def describe(self) -> None:
@@ -271,6 +277,8 @@ class Training:
             self.norms.append(None)
             self.scheduler.step()
             return
+        if self.diagnosis:
+            self.diagnosis.begin_step()
         tokens = sum(batch.supervised_tokens for batch in usable) * distributed.world_size()
         with self.timer.step(tokens):
             losses = training_step(
@@ -304,6 +312,11 @@ class Training:
         if distributed.rank() != 0:
             return  # one report an arm
         report.section("roles", roles_of(self.optimizer))
+        if (found := hidden_momentum(self.optimizer)) is not None:
+            report.section("hidden_momentum", found)
+        if self.diagnosis:
+            report.section("diagnosis", self.diagnosis.summary())
+            self.diagnosis.close()
         report.section("grad_norm", {"scope": self.optimizer.last_clip.scope, "values": self.norms})
         if config.task.profile:
             report.phase("profile")
