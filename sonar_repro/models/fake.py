@@ -195,7 +195,22 @@ def _check_experts(model: nn.Module, config: Any, experts: str) -> None:
         )
 
 
+def _grouped_mm_shape(rule: Any) -> Any:
+    """PyTorch's shape rule of ``grouped_mm`` for any one dtype, as ``_grouped_mm_fallback`` in ATen computes it.
+
+    Outputs whose rows are padded to 16 bytes keep the padding that bfloat16 has.
+    """
+
+    def shape(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if a.dtype != b.dtype or a.dtype not in (torch.float32, torch.float16):
+            return rule(a, b, *args, **kwargs)
+        return rule(a.to(torch.bfloat16), b.to(torch.bfloat16), *args, **kwargs).to(a.dtype)
+
+    return shape
+
+
 def _patches(environment: FakeEnvironment) -> Iterator[Any]:
+    import torch._meta_registrations as meta
     import transformers.masking_utils as masking
 
     # Fake tensors count as tracing, and under tracing the causal mask is always built. A real run first asks whether
@@ -205,6 +220,8 @@ def _patches(environment: FakeEnvironment) -> Iterator[Any]:
     yield mock.patch.object(masking, "find_packed_sequence_indices", lambda position_ids: None)
     if hasattr(masking, "fast_all"):
         yield mock.patch.object(masking, "fast_all", lambda mask: not environment._padded)
+    # CUDA's grouped_mm takes float32 too (a loop of mm into one output); its shape rule knows bfloat16 only.
+    yield mock.patch.object(meta, "_meta_grouped_mm_common", _grouped_mm_shape(meta._meta_grouped_mm_common))
     # The 8-bit optimizers fill their quantisation maps from values: 256 fp32 entries, whatever they are.
     yield _PatchedOnImport(
         "bitsandbytes.functional", "create_dynamic_map", lambda *a, **k: torch.empty(256, dtype=torch.float32)

@@ -148,3 +148,20 @@ def test_bitsandbytes_is_patched_when_imported_and_not_imported_for_nothing():
     pytest.importorskip("bitsandbytes")
     done = subprocess.run([sys.executable, "-c", BITSANDBYTES], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_grouped_mm_has_the_shapes_of_the_real_one_in_every_dtype(dtype):
+    """Output and both gradients, against the CPU's own kernel (PyTorch's shape rule alone takes bfloat16 only)."""
+
+    def run():
+        x = torch.ones(6, 16, dtype=dtype, requires_grad=True)
+        w = torch.ones(3, 24, 16, dtype=dtype, requires_grad=True)
+        offsets = torch.tensor([2, 2, 6], dtype=torch.int32)
+        out = torch.nn.functional.grouped_mm(x, w.transpose(-2, -1), offs=offsets)
+        out.backward(torch.ones_like(out))
+        return [(t.shape, t.stride(), t.dtype) for t in (out, x.grad, w.grad)]
+
+    real = run()
+    with fake_environment():
+        assert run() == real
