@@ -78,6 +78,7 @@ class MethodConfig:
     granularity: str = "tensor"  # tensor | expert
     clip: str = "non_expert"  # all | non_expert | none, and what methods/ adds
     max_grad_norm: float = 1.0
+    accumulation_mode: str | None = None  # what accumulation_mode=null stands for, if not the usual
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -6,6 +6,7 @@ Margins: 0.02 for "close" (the paper reads gaps of 0.01–0.02 as suggestive), 0
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..collection import Arm
@@ -176,8 +177,8 @@ def vocabulary(look: Look) -> tuple[bool, str]:
     "About one prepare call a step, buffer–shadow cosine near one, error near 1e-8.",
 )
 def lifecycle(look: Look) -> tuple[bool, str]:
-    chosen = arm(look, MESH)
-    record = next(iter(chosen.ok), None)
+    shadowed = look.records(lambda r: r.arm.get("optimizer") == MESH and r.number("hidden_momentum.cosine") is not None)
+    record = next(iter(shadowed), None)
     keys = ("prepare_calls_per_step", "cosine", "relative_error")
     calls, cosine, error = ((record.number(f"hidden_momentum.{k}") if record else None) for k in keys)
     if calls is None or cosine is None or error is None:
@@ -191,8 +192,32 @@ def lifecycle(look: Look) -> tuple[bool, str]:
 @claim(
     "ruled_out",
     "Diagnosis",
-    QUALITY,
+    ORDER,
     "Route-count sparsity, gate skew, semantic routing and partitioning do not explain the failure.",
 )
 def ruled_out(look: Look) -> tuple[bool, str]:
-    raise Missing("a judgement that no single number gives: see the table of mesh_diagnosis")
+    """Ours to define: no idle expert, weights worth nine tenths of the tokens, and a cut that moves the loss by less
+    than half of what MESH gains. Semantic routing is shown, not judged: no figure rules it out."""
+    found = look.records(lambda r: r.arm.get("optimizer") == DIRECT and isinstance(r.get("diagnosis"), dict))
+    if not found:
+        raise Missing("the diagnosis of direct Sinkhorn (mesh_diagnosis)")
+    keys = ("load.idle", "gate.effective_share_of_tokens", "semantic.information_of_token_id", "semantic.shuffled")
+    idle, effective, information, chance = (mean([r.number(f"diagnosis.{key}") for r in found], key) for key in keys)
+    direct, mesh, fused = losses(replace(look, experiment="mesh_diagnosis"), DIRECT, MESH, "direct_fused")
+    gain, cut = direct - mesh, abs(fused - direct)
+    figures = (
+        f"idle experts {100 * idle:.1f}%, effective share of tokens {effective:.3f}, token id tells"
+        f" {100 * information:.1f}% of the expert (by chance {100 * chance:.1f}%), fused against split"
+        f" {fmt.signed(fused - direct, 4)}, MESH against direct {fmt.signed(mesh - direct, 4)}"
+    )
+    if gain < BETTER:
+        raise Missing(f"a failure to explain: MESH is not better than direct Sinkhorn here ({figures})")
+    return idle < 0.01 and effective > 0.9 and cut < gain / 2, figures
+
+
+def mean(values: list[float | None], name: str) -> float:
+    """Mean of a diagnosis figure over records. Raises Missing if one has none."""
+    known = [v for v in values if v is not None]
+    if not known or len(known) < len(values):
+        raise Missing(f"diagnosis.{name}")
+    return sum(known) / len(known)

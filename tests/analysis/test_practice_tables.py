@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from analysis_helpers import FOUR, SONAR, G, arm, origins, with_peak, with_step
 
 from analysis.cards import cards
@@ -91,8 +92,30 @@ def test_mesh_state_lists_each_role_once_an_optimizer(tmp_path: Path):
 def test_mesh_diagnosis_shows_every_number_of_the_record(tmp_path: Path):
     diagnosis = {"tokens": {"min": 12, "max": 900}, "effective_sample_size": 0.734561, "per_expert": [1, 2], "ok": True}
     made = nanowhale("direct", "mesh_diagnosis", diagnosis=diagnosis)
-    t = build(TABLES["mesh_diagnosis"], "smoke", origins(tmp_path, [made]))
-    assert rows(t) == [["tokens.min", "12"], ["tokens.max", "900"], ["effective sample size", "0.7346"], ["ok", "True"]]
+    made["loss"]["heldout"] = 4.25
+    t = build(TABLES["mesh_diagnosis"], "smoke", origins(tmp_path / "one", [made]))
+    expected = [["evaluation loss", "4.25"], ["tokens: min", "12"], ["tokens: max", "900"]]
+    assert rows(t) == [*expected, ["effective sample size", "0.7346"], ["ok", "True"]]
+    other = record({"model": "nanowhale", "optimizer": "direct"}, "smoke", "mesh_diagnosis", 100)
+    other |= {"diagnosis": {**diagnosis, "effective_sample_size": 0.75, "tokens": {"min": 16, "max": 900}}}
+    other["loss"]["heldout"] = 4.75
+    t = build(TABLES["mesh_diagnosis"], "smoke", origins(tmp_path / "two", [made, other]))
+    expected = [["evaluation loss", "4.5 ± 0.35"], ["tokens: min", "14 ± 2.8"], ["tokens: max", "900"]]
+    assert rows(t) == [*expected, ["effective sample size", "0.7423 ± 0.011"], ["ok", "True"]]
+
+
+@pytest.mark.parametrize(
+    "idle, fused, mesh, status",
+    [(0.0, 4.79, 4.7, "holds"), (0.05, 4.79, 4.7, "fails"), (0.0, 4.7, 4.7, "fails"), (0.0, 4.8, 4.9, "not measured")],
+)
+def test_what_is_ruled_out_needs_a_gap_to_explain(tmp_path: Path, idle, fused, mesh, status):
+    diagnosis = {"load": {"idle": idle}, "gate": {"effective_share_of_tokens": 0.97}}
+    diagnosis["semantic"] = {"information_of_token_id": 0.2, "shuffled": 0.004}
+    made = []
+    for optimizer, loss in (("direct", 4.8), ("direct_fused", fused), ("mesh", mesh)):
+        made.append(nanowhale(optimizer, "mesh_diagnosis", diagnosis=diagnosis))
+        made[-1]["loss"]["heldout"] = loss
+    assert {c.name: v.status for c, v in judged(origins(tmp_path, made))}["ruled_out"] == status
 
 
 def test_hidden_momentum_diagnostics_and_roles_feed_their_claims(tmp_path: Path):
