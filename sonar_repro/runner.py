@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import records
+from . import cards, records
 from .config import Config, arm_id, axes, fingerprint
 from .errors import UserError
 from .prerequisites import WEIGHTS_FILE, delivered, missing_library, prerequisites
@@ -181,11 +181,16 @@ def _portable(config: Config) -> dict[str, Any]:
     return data
 
 
-def _context(config: Config) -> Any:
-    """A fork server that has imported torch (CPU, forecast), or a fresh interpreter (CUDA)."""
+def _cuda_cards(config: Config) -> int:
+    """How many CUDA devices this arm could use; 0 for one that runs on the CPU or on fake tensors."""
     from .machine import cuda_device_count
 
-    if config.scale.device == "cuda" or (config.scale.device == "auto" and cuda_device_count() > 0):
+    return cuda_device_count() if config.scale.device in ("cuda", "auto") else 0
+
+
+def _context(config: Config) -> Any:
+    """A fork server that has imported torch (CPU, forecast), or a fresh interpreter (CUDA)."""
+    if config.scale.device == "cuda" or _cuda_cards(config):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sonar_repro.preload"])
@@ -193,12 +198,24 @@ def _context(config: Config) -> Any:
 
 
 def _run_child(arm: Arm, progress: Progress) -> tuple[str, Any, dict[str, Any]]:
+    """Run the arm's child, on as many cards of its own as it has processes where there are several cards."""
+    environment = {k: v for k, v in os.environ.items() if k.startswith(("HF_", "CUDA_", "HYDRA_", "TRITON_"))}
+    found = _cuda_cards(arm.config)
+    if found < 2:
+        return _watch_child(arm, progress, environment)
+    with cards.taken(arm.config.parallel.processes, cards.visible(found)) as names:
+        return _watch_child(arm, progress, {**environment, "CUDA_VISIBLE_DEVICES": ",".join(names)})
+
+
+def _watch_child(arm: Arm, progress: Progress, environment: dict[str, str]) -> tuple[str, Any, dict[str, Any]]:
     """Start the child, pass its messages on, and judge how it ended."""
     from .child import main
 
     context = _context(arm.config)
+    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+        # In joblib's workers the default is "loky", a name that our child would be told and does not know.
+        multiprocessing.set_start_method(context.get_start_method(), force=True)
     receiver, sender = context.Pipe(duplex=False)
-    environment = {k: v for k, v in os.environ.items() if k.startswith(("HF_", "CUDA_", "HYDRA_", "TRITON_"))}
     arguments = (sender, dataclasses.asdict(arm.config), str(arm.folder), environment)
     child = context.Process(target=main, args=arguments, daemon=False)
     child.start()

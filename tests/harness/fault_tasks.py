@@ -67,3 +67,11 @@ def fails_on_rank_1(config, report):
     if dist.get_rank() == 1:
         raise RuntimeError("rank 1 is unwell")
     dist.barrier()
+
+
+def names_its_card(config, report):
+    """Holds its card for a moment, so that two arms at once must have different ones."""
+    report.section("model", {"card": os.environ.get("CUDA_VISIBLE_DEVICES")})
+    started = time.monotonic()
+    time.sleep(1.0)
+    report.section("counts", {"started": started, "ended": time.monotonic()})
