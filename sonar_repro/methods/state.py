@@ -34,7 +34,8 @@ def slice_shape(parameter: Parameter, num_experts: int) -> torch.Size:
 def merge(states: list[dict[str, Any]], parameter: Parameter, name: str) -> dict[str, Any]:
     """Stack E per-expert states into the state of the batched parameter (the inverse of :func:`split`).
 
-    Tensors of a slice's shape are stacked; 8-bit block maxima are concatenated; the rest (0-d ``step``, quantisation
+    Tensors of a slice's shape, and row or column statistics of it (MESH-B's V), are stacked; 8-bit block maxima are
+    concatenated; the rest (0-d ``step``, quantisation
     maps, numbers) must agree between experts and is kept once. Raises RuntimeError if it does not.
     """
     if not any(states):
@@ -47,6 +48,8 @@ def merge(states: list[dict[str, Any]], parameter: Parameter, name: str) -> dict
             merged[key] = torch.stack(values).reshape(parameter.shape)
         elif isinstance(first, Tensor) and key.startswith("absmax"):
             merged[key] = torch.cat(values)
+        elif isinstance(first, Tensor) and _is_statistic(key, first, piece) and parameter.shape[0] == len(states):
+            merged[key] = torch.stack(values)
         elif all(_same(v, first) for v in values):
             merged[key] = first
         else:
@@ -68,11 +71,20 @@ def split(state: dict[str, Any], parameter: Parameter, num_experts: int, name: s
                     "of a multiple of 256 elements"
                 )
             pieces = value.reshape(num_experts, -1).unbind(0)
+        elif isinstance(value, Tensor) and _is_statistic(key, value, parameter.shape) and len(value) == num_experts:
+            pieces = value.unbind(0)
         else:
             pieces = [value] * num_experts
         for target, part in zip(states, pieces):
             target[key] = part
     return states
+
+
+def _is_statistic(key: str, value: Tensor, shape: Sequence[int]) -> bool:
+    """One number a row or column of a tensor of ``shape``: it has as many dimensions and broadcasts to it."""
+    if value.ndim != len(shape) or value.ndim < 2 or key.startswith("qmap"):
+        return False
+    return all(v in (1, s) for v, s in zip(value.shape, shape))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -49,3 +49,26 @@ def test_hidden_momentum_is_the_full_state_variant_under_a_standard_method(kind)
     assert optimizer.hidden_buffer_bytes() == sum(p.numel() * 4 for p in optimizer.expert_parameters)
     saved = optimizer.state_dict()["state"]
     assert all("H" in saved[name] for name in optimizer.expert_names), "or a resumed run would start from H = 0"
+
+
+@pytest.mark.parametrize("kind", ["mesh_full", "mesh_b_full"])
+def test_the_state_is_the_same_by_tensor_and_by_expert_and_moves_between_them(kind):
+    """MESH-B's V has one number a hidden neuron: by expert it is cut and stacked like the moments."""
+    batched = run(kind, "sonar")[1].state_dict()
+    by_expert = run(kind, "sonar_per_expert")[1].state_dict()
+    for name, state in batched["state"].items():
+        for key, value in state.items():
+            other = by_expert["state"][name][key]
+            assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, (name, key)
+    ends = []
+    for first, second in (("sonar", "sonar_per_expert"), ("sonar_per_expert", "sonar"), ("sonar", "sonar")):
+        model = tiny_model(dtype=torch.float32)
+        start = ScheduledOptimizer(model, make_factory(kind, lr=2e-3), first)
+        train(model, start, batches(2), warm_up(start))
+        saved = start.state_dict()
+        start.detach()
+        resumed = ScheduledOptimizer(model, make_factory(kind, lr=2e-3), second)
+        resumed.load_state_dict(saved)
+        train(model, resumed, batches(4)[2:])
+        ends.append(weights(model))
+    assert differing(ends[0], ends[2]) == [] and differing(ends[1], ends[2]) == []
