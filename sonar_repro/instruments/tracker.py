@@ -219,6 +219,7 @@ class AllocationTracker(TorchDispatchMode):
                 register_optimizer_step_pre_hook(self._before_optimizer),
                 register_optimizer_step_post_hook(self._after_optimizer),
             )
+            self._follow_resizes()
         self._depth += 1
         return super().__enter__()
 
@@ -227,7 +228,22 @@ class AllocationTracker(TorchDispatchMode):
         if self._depth == 0:
             for handle in self._optimizer_handles:
                 handle.remove()
+            torch.UntypedStorage.resize_ = self._plain_resize
         return super().__exit__(*exc)
+
+    def _follow_resizes(self) -> None:
+        """FSDP2 frees and refills gathered parameters by ``UntypedStorage.resize_``, which no dispatcher sees."""
+        self._plain_resize = plain = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = plain(storage, size)
+            entry = self._storages.get(storage._cdata)
+            if entry is not None and entry.nbytes != storage.nbytes():
+                self._resize(entry, storage.nbytes(), self.region)
+                self._raise_peak()
+            return result
+
+        torch.UntypedStorage.resize_ = resize
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # A distributed tensor is desugared first; its local shards come back here as plain tensors.
@@ -347,4 +363,5 @@ def _untyped_storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor.untyped_storage()]
     names, _ = tensor.__tensor_flatten__()
-    return [storage for name in names for storage in _untyped_storages(getattr(tensor, name))]
+    inner = [getattr(tensor, name) for name in names]  # a DTensor names its mesh among them
+    return [storage for part in inner if isinstance(part, torch.Tensor) for storage in _untyped_storages(part)]

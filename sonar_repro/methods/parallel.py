@@ -41,11 +41,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UserError
 from ..models.experts import find_expert_tensors
 from .inner import HookedTensor, Inner
-from .schedule import Schedule
+from .schedule import SHARDED_CLIPS, Schedule
 
 MODES = ("ddp", "fsdp2")
-#: Ways of clipping that know sharded gradients: joint norms of what is left at the end of backward.
-SHARDED_CLIPS = ("all", "non_expert", "none")
 _END = -1  # in place of a tensor's index: this rank's backward pass has ended
 _WAY_OUT = (
     "every rank must use every in-backward tensor in every backward pass (add 0 * tensor.sum() to its loss), or train "
@@ -70,10 +68,10 @@ def data_parallel(
 ) -> nn.Module:
     """Make ``model`` train on this process group; then build the :class:`ScheduledOptimizer` on what is returned.
 
-    Every rank starts with rank 0's weights. Call it on every rank.
+    Call it on every rank. Every rank starts with rank 0's weights (FSDP2: unless they are on the host still).
 
     Args:
-        model: with all its weights, on this rank's device.
+        model: with all its weights, on this rank's device; for FSDP2 on a GPU better on the host: parts are moved.
         mode: ``ddp`` or ``fsdp2``.
         schedule: the method that the optimizer will have: it decides what is updated inside backward.
         timeout_s: DDP: how long a rank waits for the others in a hook before it gives up.
@@ -116,11 +114,13 @@ def _sharded(model: nn.Module, options: dict[str, Any]) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    device = next(model.parameters()).device.type
+    here = next(model.parameters()).device.type
     if "mesh" not in options:
+        device = "cuda" if "nccl" in dist.get_backend_config() else here
         with _without_fake():
             options["mesh"] = init_device_mesh(device, (dist.get_world_size(),))
-    _broadcast(model.state_dict(keep_vars=True), options["mesh"].get_group())
+    if here == options["mesh"].device_type:
+        _broadcast(model.state_dict(keep_vars=True), options["mesh"].get_group())
     for module in _blocks(model):
         fully_shard(module, **options)
     return fully_shard(model, **options)
