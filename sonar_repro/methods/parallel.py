@@ -314,7 +314,7 @@ def refuse_altering_hook(given: nn.Module) -> None:
     found = [getattr(hook, "__name__", type(hook).__name__) for hook, _ in hooks]
     if isinstance(given, DistributedDataParallel) and not found:  # C++ hooks are known to the logger only
         found = [name for name in (given._get_ddp_logging_data().get("comm_hook"),) if name]
-    for name in found:
+    for name in (name.rpartition(".")[2] for name in found):
         if name not in ("allreduce_hook", "ALLREDUCE"):
             raise UserError(
                 f"DDP communication hook {name}: it would compress or change the momentum that the optimizer hides in "
