@@ -396,11 +396,4 @@ class ScheduledOptimizer(torch.optim.Optimizer):
 
     def optimizer_label(self) -> str:
         """The inner optimizers' classes and kernels, such as ``torch.optim.AdamW(fused)``."""
-        return " + ".join(sorted({_label(inner.optimizer) for inner in self._inners}))
-
-
-def _label(optimizer: torch.optim.Optimizer) -> str:
-    module = type(optimizer).__module__
-    module = "torch.optim" if module.startswith("torch.optim") else module.split(".")[0]
-    kernel = next((k for k in ("fused", "foreach") if optimizer.param_groups[0].get(k)), None)
-    return f"{module}.{type(optimizer).__name__}" + (f"({kernel})" if kernel else "")
+        return " + ".join(sorted({inner.label() for inner in self._inners}))

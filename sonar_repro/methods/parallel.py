@@ -40,6 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UserError
 from ..models.experts import find_expert_tensors
+from .attachment import canonical_name
 from .inner import HookedTensor, Inner
 from .schedule import SHARDED_CLIPS, Schedule
 
@@ -82,13 +83,15 @@ def data_parallel(
         in place in groups of experts, blocks and the rest.
 
     Raises:
-        UserError: an unknown mode, no process group.
+        UserError: an unknown mode, no process group, a model that is data parallel already.
     """
     if mode not in MODES:
         raise UserError(f"data parallel mode {mode!r}: choose one of {', '.join(MODES)}")
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(f"{mode}: no process group; start with torchrun and call torch.distributed.init_process_group")
     schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
+    if model in _REDUCED or isinstance(model, DistributedDataParallel) or any(map(is_sharded, model.parameters())):
+        raise UserError(f"{mode}: this {type(model).__name__} is data parallel already; wrap a model once")
     if mode == "fsdp2":
         return _sharded(model, options)
     return _replicated(model, schedule, timeout_s, options)
@@ -99,7 +102,7 @@ def _replicated(model: nn.Module, schedule: Schedule, timeout_s: float, options:
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     experts = {tensor.name for tensor in find_expert_tensors(model)}
     left_out = {"none": set(), "experts": experts, "all": set(trainable)}[schedule.in_backward]
-    _REDUCED[model] = _Reduced(frozenset(left_out), group, timeout_s)
+    _REDUCED[model] = _Reduced(frozenset(map(canonical_name, left_out)), group, timeout_s)
     whole = left_out == set(trainable)  # nothing would be left to DDP, which refuses that
     if options.get("init_sync", True):
         _broadcast(model.state_dict(keep_vars=True) if whole else {name: trainable[name] for name in left_out}, group)
@@ -235,7 +238,7 @@ def reduction_for(given: nn.Module, model: nn.Module, units: Sequence[HookedTens
         given: what the optimizer was built on; ``model``: the same without a DDP wrapper.
 
     Raises:
-        UserError: DDP that averages a hooked tensor itself, after its hook.
+        UserError: a hooked tensor that DDP averages itself, after its hook; one that is left to a hook it has not got.
     """
     mark = _REDUCED.get(model)
     names = [unit.name for unit in units]
@@ -247,6 +250,11 @@ def reduction_for(given: nn.Module, model: nn.Module, units: Sequence[HookedTens
                 f"{taken[0]} is updated inside backward, before this DistributedDataParallel averages its gradient: "
                 "wrap the model with sonar_repro.data_parallel(model, 'ddp', method) instead"
             )
+    if mark is not None and (orphans := sorted(mark.names - set(names))):
+        raise UserError(
+            f"{orphans[0]} was left out of DDP's reducer to be averaged in its hook, but this optimizer keeps its "
+            "gradient: give data_parallel the method of the optimizer"
+        )
     if not covered or not units or dist.get_world_size(mark.group) == 1:
         return None
     return HookReduction(names, mark.group, mark.timeout_s)

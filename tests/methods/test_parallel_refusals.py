@@ -46,7 +46,19 @@ def test_a_plain_ddp_would_average_after_the_update(group):
 
 def test_wrapped_for_another_method_is_refused(group):
     wrapped = stand_in(data_parallel(tiny_model(), "ddp", "standard_no_clip", init_sync=False))
-    refused("data_parallel", lambda: build(wrapped, "sonar"))
+    refused("updated inside backward.*data_parallel", lambda: build(wrapped, "sonar"))
+    left_out = data_parallel(tiny_model(), "ddp", "sonar", init_sync=False)
+    for method in ("standard_no_expert_clip", "standard_global_clip"):
+        refused("experts.*left out of DDP's reducer.*method of the optimizer", lambda m=method: build(left_out, m))
+        refused("experts.*left out of DDP's reducer", lambda m=method: build(left_out.module, m))
+
+
+@pytest.mark.parametrize("first", ["ddp", "fsdp2"])
+def test_a_model_is_wrapped_once(group, first):
+    model = tiny_model()
+    wrapped = data_parallel(model, first)
+    for again in (model, wrapped):
+        refused("is data parallel already", lambda m=again: data_parallel(m, "ddp", "standard_no_clip"))
 
 
 @pytest.mark.parametrize("clip", ["tensor", "lagged", "exact", "kept", "offloaded"])
