@@ -16,6 +16,7 @@ DEFAULTS = {
     "memory_cap_gb": None,
     "optimizer": "adamw",
     "parallel": "none",
+    "processes": 1,
     "task": "train",
     "repeat": 1,
 }

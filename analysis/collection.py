@@ -16,7 +16,7 @@ from .records import Record, Runs
 
 # Worst first: what a row shows when none of its records is ok.
 SEVERITY = ("crashed", "failed", "oom", "unsupported")
-FREE_AXES = ("accumulation", "checkpointing", "memory_cap_gb", "optimizer", "parallel")
+FREE_AXES = ("accumulation", "checkpointing", "memory_cap_gb", "optimizer", "parallel", "processes")
 # Experiments that run the same arms with the same settings (conf/experiment): one may show another's records.
 FAMILIES = (
     frozenset({"table1", "table2", "table3", "table5", "table7"}),

@@ -14,6 +14,7 @@ _EXPORTS = {
     "Schedule": "sonar_repro.methods",
     "ScheduledTrainerMixin": "sonar_repro.methods",
     "ScheduledOptimizerCallback": "sonar_repro.methods",
+    "data_parallel": "sonar_repro.methods",
     "make_factory": "sonar_repro.optim.factory",
     "find_expert_tensors": "sonar_repro.models.experts",
 }

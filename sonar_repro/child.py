@@ -92,7 +92,7 @@ def classify(error: BaseException) -> str:
 
 def execute(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
     """Run the arm, in this process or in a group of workers."""
-    if config.parallel.processes == 1:
+    if config.parallel.processes == 1 or config.scale.device == "fake":  # a forecast is rank 0's, in one process
         return execute_here(config, reporter)
     from .tasks.distributed import launch
 

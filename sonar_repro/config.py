@@ -149,7 +149,7 @@ class GpuConfig:
 class ParallelConfig:
     """How many processes share one arm."""
 
-    name: str = "none"  # none | ddp
+    name: str = "none"  # none | ddp | fsdp2
     processes: int = 1
     backend: str = "auto"  # gloo | nccl | auto
 
@@ -267,7 +267,7 @@ CHOICES = {
     "method.granularity": ("tensor", "expert"),
     "data.kind": ("instructions", "text"),
     "data.source": ("embedded", "hub", "path", "synthetic"),
-    "parallel.name": ("none", "ddp"),
+    "parallel.name": ("none", "ddp", "fsdp2"),
     "parallel.backend": ("auto", "gloo", "nccl"),
 }
 AT_LEAST = {
@@ -362,15 +362,58 @@ def _check_data(config: Config) -> None:
 def _check_parallel(config: Config) -> None:
     name, processes = config.parallel.name, config.parallel.processes
     if name == "none" and processes != 1:
-        raise _bad("parallel.processes", processes, "choose parallel=ddp with it")
-    if name != "none" and config.method.in_backward != "none":
-        raise _bad(
-            "parallel",
-            name,
-            f"method={config.method.name} would use gradients before they are averaged; use a standard_* method",
-        )
-    if name != "none" and config.scale.device == "fake":
-        raise _bad("parallel", name, "a forecast is of one process; leave it out")
+        raise _bad("parallel.processes", processes, "choose parallel=ddp or parallel=fsdp2 with it")
+    if name == "none":
+        return
+    if processes == 1:
+        raise _bad("parallel.processes", processes, f"parallel={name} needs at least 2; leave parallel out")
+    if config.task.profile and (name == "fsdp2" or config.method.in_backward != "none"):
+        raise _bad("task.profile", True, f"rank 0 alone is profiled, and parallel={name} trains on all; leave one out")
+    if name == "fsdp2":
+        _check_sharded(config)
+
+
+def _check_sharded(config: Config) -> None:
+    """What parallel=fsdp2 cannot honour: whole matrices, single experts or blocks of a sharded tensor, checkpoints."""
+    from .methods.schedule import SHARDED_CLIPS
+    from .optim.factory import MESH_NAMES
+
+    method, kind = config.method, config.optimizer.kind
+    refused = [
+        (
+            method.granularity == "expert",
+            "method.granularity",
+            method.granularity,
+            "experts are spread over the ranks, so their hooks fire per tensor; use method=sonar, or parallel=ddp",
+        ),
+        (
+            method.clip not in SHARDED_CLIPS,
+            "method.clip",
+            method.clip,
+            f"needs whole gradients in their hooks; choose {', '.join(SHARDED_CLIPS)}, or parallel=ddp",
+        ),
+        (
+            config.accumulation_mode == "fold",
+            "accumulation_mode",
+            "fold",
+            "not for sharded parameters; use update_each, or parallel=ddp",
+        ),
+        (
+            kind == "adamw8bit" or kind in MESH_NAMES,
+            "optimizer",
+            config.optimizer.name,
+            "needs whole tensors, and parallel=fsdp2 shards them; use adamw, sgd or lion, or parallel=ddp",
+        ),
+        (
+            config.checkpoint_every > 0,
+            "checkpoint_every",
+            config.checkpoint_every,
+            "sharded checkpoints are not built; use checkpoint_every=0, or parallel=ddp",
+        ),
+    ]
+    for wrong, key, value, way in refused:
+        if wrong:
+            raise _bad(key, value, f"with parallel=fsdp2: {way}")
 
 
 def accumulation_mode(config: Config) -> str:
@@ -433,6 +476,7 @@ def axes(config: Config) -> dict[str, Any]:
         "repeat": config.repeat,
         "data": config.data.name,
         "parallel": config.parallel.name,
+        "processes": config.parallel.processes,
         "gpu": config.gpu.name if config.scale.name == "forecast" else None,
     }
 
@@ -463,7 +507,7 @@ def arm_id(config: Config, overrides: list[str] | None = None) -> str:
 def _is_other(override: str) -> bool:
     """Whether an override changes the arm without being an axis that its id already shows."""
     key = override.lstrip("+~").split("=", 1)[0]
-    shown = (*AXES, "experiment", "task.pair", "task.of")
+    shown = (*AXES, "experiment", "parallel.processes", "task.pair", "task.of")
     return key not in shown and key.split(".")[0] not in (*NOT_IDENTITY, "hydra")
 
 

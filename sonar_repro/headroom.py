@@ -103,9 +103,7 @@ def forecast_config(arm: Config, capability: int) -> Config:
 
 
 def forecast_peak(arm: Config, capability: int) -> int | str:
-    """Largest reserved bytes over the phases of the arm's forecast, or why there is none."""
-    if arm.parallel.name != "none":
-        return f"parallel={arm.parallel.name} is not forecast"
+    """Largest reserved bytes over the phases of the arm's forecast (of one rank), or why there is none."""
     forecast = forecast_config(arm, capability)
     with tempfile.TemporaryDirectory() as folder:
         forecast.runs_dir = folder

@@ -52,7 +52,7 @@ def test_the_readme_names_existing_targets_and_folders():
                 assert (root / folder / name).exists(), name
 
 
-def test_the_code_block_runs():
+def tiny_model_and_batch():
     import torch
     from transformers import OlmoeConfig, OlmoeForCausalLM
 
@@ -63,7 +63,24 @@ def test_the_code_block_runs():
     )  # fmt: skip
     model = OlmoeForCausalLM._from_config(config, experts_implementation="eager").train()
     ids = torch.randint(0, 64, (2, 8))
-    before = [p.detach().clone() for p in model.parameters()]
-    [code] = [text for kind, text in BLOCKS if kind == "python"]
-    exec(code, {"model": model, "batch": {"input_ids": ids, "labels": ids}})
-    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    return model, {"input_ids": ids, "labels": ids}
+
+
+def test_the_code_blocks_run(monkeypatch):
+    """The loop, and the loop with the lines for several processes before it (here one, as torchrun would start it)."""
+    import torch
+    import torch.distributed as dist
+
+    loop, parallel = [text for kind, text in BLOCKS if kind == "python"][::-1]
+    steps = loop[loop.index("loss =") :]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    for code in (loop, parallel + steps):
+        model, batch = tiny_model_and_batch()
+        before = [p.detach().clone() for p in model.parameters()]
+        try:
+            exec(code, {"model": model, "batch": batch})
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))

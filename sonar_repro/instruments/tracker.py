@@ -12,8 +12,10 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -119,6 +121,7 @@ class AllocationTracker(TorchDispatchMode):
         self._handles: list[Any] = []
         self._gradient_owner: dict[int, int] = {}
         self._depth = 0
+        self._paused = False
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -219,6 +222,7 @@ class AllocationTracker(TorchDispatchMode):
                 register_optimizer_step_pre_hook(self._before_optimizer),
                 register_optimizer_step_post_hook(self._after_optimizer),
             )
+            self._patches = self._patched()
         self._depth += 1
         return super().__enter__()
 
@@ -227,13 +231,46 @@ class AllocationTracker(TorchDispatchMode):
         if self._depth == 0:
             for handle in self._optimizer_handles:
                 handle.remove()
+            self._patches.close()
         return super().__exit__(*exc)
+
+    def _patched(self) -> ExitStack:
+        """Two places of torch's FSDP2 that hide from a dispatch mode, or show it what is not there."""
+        stack, plain = ExitStack(), torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            # Gathered parameters are freed and refilled in place.
+            result = plain(storage, size)
+            entry = self._storages.get(storage._cdata)
+            if entry is not None and entry.nbytes != storage.nbytes():
+                self._resize(entry, storage.nbytes(), self.region)
+                self._raise_peak()
+            return result
+
+        stack.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", resize))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+            infer = ShardingPropagator._propagate_tensor_meta_non_cached
+
+            def unseen(*args: Any) -> Any:
+                # An operator on whole fake tensors, to learn the shape of a sharded one's result.
+                self._paused = True
+                try:
+                    return infer(*args)
+                finally:
+                    self._paused = False
+
+            stack.enter_context(mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen))
+        return stack
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         # A distributed tensor is desugared first; its local shards come back here as plain tensors.
         if any(t.__name__ == "DTensor" for t in types):
             return NotImplemented
         result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._paused:
+            return result
         region = self.region
         if region == BACKWARD:
             if not self._in_backward:
@@ -347,4 +384,5 @@ def _untyped_storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor.untyped_storage()]
     names, _ = tensor.__tensor_flatten__()
-    return [storage for name in names for storage in _untyped_storages(getattr(tensor, name))]
+    inner = [getattr(tensor, name) for name in names]  # a DTensor names its mesh among them
+    return [storage for part in inner if isinstance(part, torch.Tensor) for storage in _untyped_storages(part)]

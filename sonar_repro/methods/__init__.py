@@ -8,6 +8,7 @@ _EXPORTS = {
     "Schedule": ".schedule",
     "METHODS": ".schedule",
     "ScheduledOptimizer": ".optimizer",
+    "data_parallel": ".parallel",
     "ClipReport": ".clipping",
     "ScheduledTrainerMixin": ".trainer",
     "ScheduledOptimizerCallback": ".trainer",

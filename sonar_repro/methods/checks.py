@@ -57,7 +57,8 @@ def refuse_local_gradients(unit: HookedTensor, reduced: bool) -> None:
     if processes > 1:
         raise UserError(
             f"{unit.name} is not sharded and {processes} processes train it: its hook sees gradients that are not "
-            "averaged; shard the model with FSDP2, or set optimizer.gradients_are_reduced if they are"
+            "averaged; build the optimizer on what sonar_repro.data_parallel (DDP or FSDP2) returns, or set "
+            "optimizer.gradients_are_reduced if they are"
         )
 
 

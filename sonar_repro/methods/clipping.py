@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 from ..errors import UserError
 from .inner import HookedTensor
 from .norms import joint_norm, tensor_norm
+from .parallel import is_sharded
 from .ranges import CLIP, named_range
 
 
@@ -55,7 +56,13 @@ class Clip:
         if self.scope == "none":
             return ClipReport(None, "none")
         left = [p for p in self.parameters if p.grad is not None]
-        return ClipReport(clip_grad_norm_(left, self.max_norm) if left else None, self.scope)
+        if not left:
+            return ClipReport(None, self.scope)
+        norm = get_total_norm([p.grad for p in left])
+        if is_sharded(norm):  # FSDP2: each rank has the norm of its parts, the joint norm needs all of them
+            norm = norm.full_tensor()
+        clip_grads_with_norm_(left, self.max_norm, norm)
+        return ClipReport(norm, self.scope)
 
     def pending(self) -> Iterator[HookedTensor]:
         """Hooked tensors whose update had to wait for the norm; each has its clipped gradient while it is yielded."""

@@ -55,6 +55,13 @@ class Inner:
         self.sync()
         self.optimizer.step()
 
+    def label(self) -> str:
+        """Its class and kernel, such as ``torch.optim.AdamW(fused)``."""
+        kind = type(self.optimizer)
+        module = "torch.optim" if kind.__module__.startswith("torch.optim") else kind.__module__.split(".")[0]
+        kernel = next((k for k in ("fused", "foreach") if self.optimizer.param_groups[0].get(k)), None)
+        return f"{module}.{kind.__name__}" + (f"({kernel})" if kernel else "")
+
 
 class HookedTensor:
     """A parameter that is updated inside backward, as a whole or expert by expert."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from ..errors import UserError
-from . import checks, fold
+from . import checks, fold, parallel
 from . import state as states
 from .attachment import Attachment
 from .clipping import CLIPS, ClipReport
@@ -26,7 +26,7 @@ def _fire(optimizer_ref: weakref.ref, index: int, parameter: Parameter) -> None:
     """The post-accumulate-grad hook. A weak reference, so that dropping the optimizer frees it and detaches it."""
     optimizer = optimizer_ref()
     if optimizer is not None:
-        optimizer._on_gradient(optimizer._hooked[index])
+        optimizer._on_gradient(index)
 
 
 def _remove(handles: list[Any]) -> None:
@@ -42,7 +42,8 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     right before each of their steps, so the learning rate inside a hook at step k is the scheduler's at step k.
 
     Args:
-        model: its trainable parameters are owned, each once; frozen ones are left alone and reported.
+        model: its trainable parameters are owned, each once; frozen ones are left alone and reported. Over several
+            processes it is what ``sonar_repro.data_parallel`` returned.
         factory: makes one inner optimizer from named parameters (``sonar_repro.make_factory``).
         schedule: a :class:`Schedule` or the name of a method.
         max_grad_norm: bound of the norm that ``schedule.clip`` names; ``None`` clips and measures nothing.
@@ -89,6 +90,9 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self._folds = accumulation > 1 and accumulation_mode == "fold"
         for unit in self._hooked if self._folds else ():
             fold.check_foldable(unit.inners[0].optimizer)
+        self._given = model
+        self._reduction = parallel.reduction_for(model, self._attachment.model, self._hooked)
+        parallel.check_sharded(self._attachment.model, self._hooked, self._inners, self.schedule.clip, self._folds)
         clip, scope = CLIPS[self.schedule.clip]
         self._clip = clip(scope, self._clip_parameters(scope), max_grad_norm, accumulation)
         self._clipped = self._checked = False
@@ -140,20 +144,30 @@ class ScheduledOptimizer(torch.optim.Optimizer):
 
     def prepare(self) -> None:
         """Called once before a step's first backward: lets inner optimizers (hidden momentum) prepare."""
+        if self.needs_prepare:
+            parallel.refuse_altering_hook(self._given)
         for inner in self._inners:
             if hasattr(inner.optimizer, "prepare"):
                 inner.sync()
                 inner.optimizer.prepare()
 
     @torch.no_grad()
-    def _on_gradient(self, unit: HookedTensor) -> None:
+    def _on_gradient(self, index: int) -> None:
+        unit = self._hooked[index]
         unit.firings += 1
         if unit.firings > self.accumulation:
             raise checks.too_many_firings(unit, self.accumulation)
         if self.hook_firings == 0:
             checks.refuse_reentrant(self._attachment.model)
-            checks.refuse_local_gradients(unit, self.gradients_are_reduced)
+            checks.refuse_local_gradients(unit, self.gradients_are_reduced or self._reduction is not None)
         self.hook_firings += 1
+        if self._reduction is None:
+            self._use_gradient(unit)
+        else:
+            self._reduction.arrived(index, unit, self._use_gradient)
+
+    def _use_gradient(self, unit: HookedTensor) -> None:
+        """A hooked tensor's gradient is there, averaged: clip, update or fold, and free it."""
         with named_range(CLIP):
             use_now = self._clip.on_gradient(unit)
         if not use_now:
@@ -382,11 +396,4 @@ class ScheduledOptimizer(torch.optim.Optimizer):
 
     def optimizer_label(self) -> str:
         """The inner optimizers' classes and kernels, such as ``torch.optim.AdamW(fused)``."""
-        return " + ".join(sorted({_label(inner.optimizer) for inner in self._inners}))
-
-
-def _label(optimizer: torch.optim.Optimizer) -> str:
-    module = type(optimizer).__module__
-    module = "torch.optim" if module.startswith("torch.optim") else module.split(".")[0]
-    kernel = next((k for k in ("fused", "foreach") if optimizer.param_groups[0].get(k)), None)
-    return f"{module}.{type(optimizer).__name__}" + (f"({kernel})" if kernel else "")
+        return " + ".join(sorted({inner.label() for inner in self._inners}))

@@ -10,6 +10,8 @@ from ..errors import UserError
 IN_BACKWARD = ("none", "experts", "all")
 GRANULARITY = ("tensor", "expert")
 ACCUMULATION_MODES = ("standard", "update_each", "fold")
+#: Ways of clipping that know sharded gradients (FSDP2): joint norms of what is left at the end of backward.
+SHARDED_CLIPS = ("all", "non_expert", "none")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ p.grad is the new H) → the update → ``stash`` (H kept, p.grad = None). At A 
 Every silent failure of the naive version shows as a buffer that is another tensor (storage) or that was written by
 something else than the accumulation (version counter: one more a backward pass), so both are followed: at each
 accumulation by a hook, and at ``collect``. Under DDP the averaged gradient is copied back at the end of backward, one
-more write, which an end-of-backward callback takes into account.
+more write, which an end-of-backward callback takes into account. DDP communication hooks that compress (fp16_compress,
+PowerSGD) would round or approximate the momentum in the buffer along with the gradient, so they are not supported: the
+scheduled optimizer refuses them where it was built on the DDP wrapper, and cannot see them where it was not.
 """
 
 from __future__ import annotations

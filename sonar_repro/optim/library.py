@@ -47,6 +47,10 @@ def _fused(kind: type[torch.optim.Optimizer], model: nn.Module, wanted: bool | N
     """Decided once for the whole model, so that every method runs the same kernels."""
     if wanted is False:
         return False
+    if kind is torch.optim.SGD and any(hasattr(p, "device_mesh") for p in model.parameters()):
+        if wanted:  # torch 2.13 has a sharding rule for fused AdamW only
+            raise UserError("fused=True: SGD has no fused kernel for sharded parameters (FSDP2); leave fused out")
+        return False
     if model not in _targets_by_model:
         trainable = [p for p in model.parameters() if p.requires_grad]
         _targets_by_model[model] = tuple(dict.fromkeys((p.device.type, p.dtype) for p in trainable))

@@ -1,4 +1,4 @@
-"""One arm over several processes of one machine: torchrun's launcher, DistributedDataParallel, rank 0 reports."""
+"""One arm over several processes of one machine: torchrun's launcher, DDP or FSDP2, rank 0 reports."""
 
 from __future__ import annotations
 
@@ -125,14 +125,33 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def wrap(model: torch.nn.Module) -> torch.nn.Module:
-    """DistributedDataParallel in a group, the model itself outside one."""
+def wrap(model: torch.nn.Module, config: Config) -> torch.nn.Module:
+    """The model as it is trained: under DDP or sharded by FSDP2 in a group, itself outside one.
+
+    DDP keeps ``.grad`` in its buckets, so that no gradient lies there twice; MESH needs buffers of its own.
+    """
     if world_size() == 1:
         return model
-    from torch.nn.parallel import DistributedDataParallel
+    from ..methods import Schedule, data_parallel
+    from ..optim.factory import MESH_NAMES
 
-    # Experts that no token of any rank reached have zero gradients, not missing ones: nothing is unused.
-    return DistributedDataParallel(model)
+    name, method = config.parallel.name, config.method
+    options: dict[str, Any] = {}
+    if name == "ddp":
+        options["gradient_as_bucket_view"] = config.optimizer.kind not in MESH_NAMES
+        options["init_sync"] = config.scale.device != "fake"
+    schedule = Schedule(in_backward=method.in_backward, granularity=method.granularity, clip=method.clip)
+    return data_parallel(model, name, schedule, **options)
+
+
+def gathered(model: torch.nn.Module, whole: torch.nn.Module) -> torch.nn.Module:
+    """``whole`` with the weights of a sharded model of the same architecture; every rank must call it."""
+    with torch.no_grad():
+        for mine, part in zip(whole.parameters(), model.parameters(), strict=True):
+            mine.copy_(part.full_tensor() if hasattr(part, "full_tensor") else part)
+        for mine, part in zip(whole.buffers(), model.buffers(), strict=True):
+            mine.copy_(part)
+    return whole
 
 
 def mean(value: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from ..config import Config
@@ -9,7 +10,9 @@ from ..instruments.forecast import ForecastMeter
 from ..models.build import DTYPES, architecture
 from ..models.experts import find_expert_tensors
 from ..models.fake import FAKE_IMPLEMENTATIONS, fake_environment
+from . import distributed
 from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler, roles_of, state_bytes
+from .fake_group import fake_group, stand_in
 from .setup import environment, prepare_process
 from .step import training_step
 
@@ -21,16 +24,25 @@ class ForecastOutOfMemory(MemoryError):
 
 
 def run(config: Config, report: Any) -> None:
-    """Peak memory of an arm at full size without a GPU. Ends as ``oom`` where the cap would have been too small."""
+    """Peak memory of an arm at full size without a GPU. Ends as ``oom`` where the cap would have been too small.
+
+    Under data parallel it is rank 0's: FSDP2 and DDP run for real on a group without communication.
+    """
     prepare_process(config)
     report.phase("load")
     cap = None if config.memory_cap_gb is None else int(config.memory_cap_gb * 1e9)
     capability = config.gpu.compute_capability
-    with fake_environment() as fake, ForecastMeter(cap_bytes=cap, compute_capability=capability) as meter:
+    meter = ForecastMeter(cap_bytes=cap, compute_capability=capability)
+    with fake_group(config.parallel.processes), fake_environment() as fake, ExitStack() as metered:
+        if config.parallel.name != "fsdp2":
+            metered.enter_context(meter)
         meter.phase("load")
         model = build(config, fake)
+        trained = stand_in(distributed.wrap(model, config))
+        if config.parallel.name == "fsdp2":  # whole weights are on the host until they are sharded
+            metered.enter_context(meter)
         meter.attach(model, [tensor.parameter for tensor in find_expert_tensors(model)])
-        optimizer = make_optimizer(config, model)
+        optimizer = make_optimizer(config, trained)
         scheduler = make_scheduler(config, optimizer)
         describe(config, report, model, optimizer)
         report.phase("steps")
@@ -39,7 +51,7 @@ def run(config: Config, report: Any) -> None:
         autocast = DTYPES[config.autocast] if config.autocast else None
 
         def step(micro_batches: Any) -> None:
-            training_step(model, optimizer, scheduler, micro_batches, config.accumulation, autocast, held)
+            training_step(trained, optimizer, scheduler, micro_batches, config.accumulation, autocast, held)
 
         shape = {"batch_size": config.batch_size, "max_length": config.data.max_length}
         meter.run(fake, step, accumulation=config.accumulation, seed=config.seed, **shape)

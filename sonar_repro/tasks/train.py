@@ -134,7 +134,8 @@ class Training:
     def make_model(self) -> Any:
         """The starting model: hub weights, or random ones from the arm's seed (the same at every call)."""
         config = self.config
-        places = {"dtype": DTYPES[config.scale.dtype], "device": self.device, "experts": self.experts}
+        device = torch.device("cpu") if config.parallel.name == "fsdp2" else self.device  # sharding moves it, in parts
+        places = {"dtype": DTYPES[config.scale.dtype], "device": device, "experts": self.experts}
         if config.model.weights == "pretrained":
             model = load_pretrained(config.model, attention=config.model.attention, **places)
         else:
@@ -160,8 +161,8 @@ class Training:
     def build(self) -> None:
         config = self.config
         self.model = self.make_model()
-        self.trained = self.model  # data parallel wraps it once a checkpoint has been loaded
-        self.optimizer = make_optimizer(config, self.model)
+        self.trained = distributed.wrap(self.model, config)
+        self.optimizer = make_optimizer(config, self.trained)
         self.scheduler = make_scheduler(config, self.optimizer)
         if config.task.options.get("diagnosis"):
             self.diagnosis = Diagnosis(self.model, config.seed)
@@ -192,12 +193,13 @@ class Training:
             meter.phase("load")
             self.model = self.make_model()
             floor = gradient_floor(self.model)
-            optimizer = make_optimizer(config, self.model)
+            trained = distributed.wrap(self.model, config)
+            optimizer = make_optimizer(config, trained)
             scheduler = make_scheduler(config, optimizer)
             for phase in ("warmup", "measured"):
                 meter.phase(phase)
                 training_step(
-                    self.model,
+                    trained,
                     optimizer,
                     scheduler,
                     inputs(longest, self.device),
@@ -210,7 +212,7 @@ class Training:
         memory["steps"] = "2 untimed steps on the longest batch of the run; the second is measured"
         self.report.section("memory", memory)
         self.held = [] if config.outputs == "kept" else None
-        del self.model, optimizer, scheduler
+        del self.model, trained, optimizer, scheduler
         self.check_cap(memory)
 
     def check_cap(self, memory: dict[str, Any]) -> None:
@@ -241,7 +243,6 @@ class Training:
         """Warm-up and timed steps. Collation, progress, checkpoints and reading losses are outside the timed part."""
         config, report = self.config, self.report
         self.first_step = checkpoint.resume(self) + 1
-        self.trained = distributed.wrap(self.model)
         stream = self.stream(start=(self.first_step - 1) * config.accumulation)
         self.timer = StepTimer(self.device)
         if meter:
@@ -308,10 +309,12 @@ class Training:
         if meter:
             report.section("memory", {**meter.read(), **gradient_floor(self.model), **state_bytes(self.optimizer)})
             lift_memory_cap(self.cap, self.device)
+        report.section("roles", roles_of(self.optimizer))
+        if config.parallel.name == "fsdp2":  # what follows is rank 0's alone and needs whole weights
+            self.model = self.trained = distributed.gathered(self.model, self.make_model()).to(self.device)
         distributed.check_ranks_agree(self.model)
         if distributed.rank() != 0:
             return  # one report an arm
-        report.section("roles", roles_of(self.optimizer))
         if (found := hidden_momentum(self.optimizer)) is not None:
             report.section("hidden_momentum", found)
         if self.diagnosis:

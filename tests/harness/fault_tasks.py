@@ -75,3 +75,28 @@ def names_its_card(config, report):
     started = time.monotonic()
     time.sleep(1.0)
     report.section("counts", {"started": started, "ended": time.monotonic()})
+
+
+def stops_and_resumes(config, report):
+    """Training that stops before its last step on every rank, and goes on from its checkpoint."""
+    import torch.distributed as dist
+
+    from sonar_repro.tasks.train import Training
+
+    class Stopped(Exception):
+        pass
+
+    cut = Training(config, report)
+    one_step = cut.one_step
+
+    def stop(step, batches):
+        if step == config.steps:
+            raise Stopped
+        one_step(step, batches)
+
+    cut.one_step = stop
+    try:
+        cut.run()
+    except Stopped:
+        dist.barrier()  # rank 0's checkpoint is whole
+    Training(config, report).run()

@@ -41,8 +41,6 @@ def test_every_option_composes_and_is_named_as_its_file(option, tmp_path):
     if str(option) == "data/own.yaml":
         (tmp_path / "own.jsonl").write_text('{"instruction": "a", "input": "", "output": "b"}\n')
         extra = [f"data.path={tmp_path / 'own.jsonl'}"]
-    if str(option) == "parallel/ddp.yaml":
-        extra = ["method=standard_no_clip"]  # in-backward methods are refused with it
     config = composed(f"{group}={option.stem}", *extra)
     if group != "data":
         assert getattr(config, group).name == option.stem
@@ -100,7 +98,21 @@ MISTAKES = [
     (["data.path=x.jsonl"], ["data.path=x.jsonl", "data=own"]),
     (["data.heldout_start=3"], ["data.heldout_start=3", "200"]),
     (["parallel.processes=2"], ["parallel.processes=2", "parallel=ddp"]),
-    (["parallel=ddp"], ["parallel=ddp", "method=sonar", "standard_*"]),
+    (["parallel=ddp", "parallel.processes=1"], ["parallel.processes=1", "parallel=ddp", "at least 2"]),
+    (["parallel=ddp", "task.profile=true"], ["task.profile=True", "parallel=ddp"]),
+    (["parallel=fsdp2", "method=sonar_per_expert"], ["method.granularity=expert", "parallel=fsdp2", "method=sonar"]),
+    *(
+        (["parallel=fsdp2", f"method=sonar_{name}_clip"], [f"method.clip={clip}", "parallel=fsdp2", "non_expert"])
+        for name, clip in (("exact", "exact"), ("tensor", "tensor"), ("lagged", "lagged"), ("delayed", "kept"))
+    ),
+    (["parallel=fsdp2", "method=sonar_offload_clip"], ["method.clip=offloaded", "parallel=fsdp2"]),
+    (
+        ["parallel=fsdp2", "accumulation=2", "accumulation_mode=fold"],
+        ["accumulation_mode=fold", "parallel=fsdp2", "update_each"],
+    ),
+    (["parallel=fsdp2", "optimizer=adamw8bit"], ["optimizer=adamw8bit", "parallel=fsdp2", "adamw, sgd or lion"]),
+    (["parallel=fsdp2", "optimizer=mesh", "method=standard_no_clip"], ["optimizer=mesh", "parallel=fsdp2"]),
+    (["parallel=fsdp2", "checkpoint_every=5"], ["checkpoint_every=5", "parallel=fsdp2", "checkpoint_every=0"]),
     (["outputs=held"], ["outputs=held", "kept"]),
     (["-m", "scale=smoke,forecast"], ["scale=smoke,forecast", "one scale a sweep"]),
     (["model=olmoe,granite"], ["model=olmoe,granite", "add -m"]),

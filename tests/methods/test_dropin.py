@@ -1,6 +1,8 @@
 """The optimizer in other people's loops: plain PyTorch, HF Trainer, Accelerate. The examples themselves are run."""
 
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +26,29 @@ def test_plain_loop_example_learns_and_the_exact_methods_agree(capsys):
     assert plain_loop.main("sonar_exact_clip") == plain_loop.main("standard_global_clip")
     shown = capsys.readouterr().out
     assert "experts: 4 tensors" in shown and "updated inside backward in 4 optimizer calls" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+def test_data_parallel_example_learns_and_the_exact_methods_agree(mode):
+    """The README's loop under torchrun, on two gloo processes."""
+
+    def losses(method):
+        example = Path(__file__).parent / "examples" / "data_parallel_loop.py"
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+        words = [sys.executable, *launcher, "--rdzv-endpoint=localhost:0", str(example), mode, method]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        when = "inside backward in 4" if method == "sonar" else "at the end"
+        assert (
+            f"experts: 4 tensors, 12,288 parameters, torch.optim.AdamW(fused), lr 0.01, updated {when}" in done.stdout
+        )
+        return [float(x) for x in done.stdout.split("losses: ")[1].split(",")]
+
+    sonar = losses("sonar")
+    assert sonar[-1] < sonar[0] - 0.5 and len(sonar) == 6
+    assert sonar == losses("standard_no_expert_clip")
 
 
 @pytest.fixture
