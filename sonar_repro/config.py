@@ -127,6 +127,7 @@ class TaskConfig:
     pair: list[str] = field(default_factory=list)  # compare_weights: the two methods
     of: str | None = None  # downstream: the method whose checkpoint is evaluated, or start
     inputs: dict[str, str] = field(default_factory=dict)  # filled by the runner: folders of the arms it ran first
+    trace: str | None = None  # forecast: a Chrome trace of the step's schedule is written here
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -139,7 +140,8 @@ class GpuConfig:
     memory_gb: float = 0.0  # 1e9 bytes, as the vendor's runtime reports it
     context_gb: float = 0.0  # CUDA context and libraries, outside PyTorch's allocator
     bandwidth_gb_s: float | None = None
-    bf16_tflops: float | None = None
+    bf16_tflops: float | None = None  # dense, fp32 accumulation
+    fp32_tflops: float | None = None  # outside the matrix units
     compute_capability: int = 12  # major version: it decides cuBLAS's workspace
     source: str = ""
 
@@ -173,6 +175,7 @@ class Config:
     accumulation_mode: str | None = None
     checkpointing: bool = False
     memory_cap_gb: float | None = None
+    host: str = "amd_epyc"  # forecast: measured host costs, a name in timing/hosts or a file of yours
     seed: int = 42
     repeat: int = 1  # the same arm again, for run-to-run noise
     deterministic: bool = False
@@ -392,7 +395,9 @@ def fingerprint(config: Config) -> str:
                 data[group][key] = content_digest(data[group][key])
     if config.scale.name != "forecast":
         data.pop("gpu")
+        data.pop("host")
     data["task"].pop("inputs")
+    data["task"].pop("trace")
     # The scale's own defaults are already in the top-level keys that they feed.
     data["scale"] = {"name": config.scale.name, "dtype": config.scale.dtype, "device": config.scale.device}
     data["accumulation_mode"] = accumulation_mode(config)

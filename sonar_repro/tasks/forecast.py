@@ -9,6 +9,9 @@ from ..instruments.forecast import ForecastMeter
 from ..models.build import DTYPES, architecture
 from ..models.experts import find_expert_tensors
 from ..models.fake import FAKE_IMPLEMENTATIONS, fake_environment
+from ..timing import host as hosts
+from ..timing.forecast import forecast_time
+from ..timing.recorder import StepRecorder
 from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler, roles_of, state_bytes
 from .setup import environment, prepare_process
 from .step import training_step
@@ -21,12 +24,15 @@ class ForecastOutOfMemory(MemoryError):
 
 
 def run(config: Config, report: Any) -> None:
-    """Peak memory of an arm at full size without a GPU. Ends as ``oom`` where the cap would have been too small."""
+    """Peak memory and step time of an arm at full size without a GPU. Ends as ``oom`` where the cap would have been too small."""
     prepare_process(config)
+    hosts.load(config.host)  # a mistake is said before a minute has gone by
     report.phase("load")
     cap = None if config.memory_cap_gb is None else int(config.memory_cap_gb * 1e9)
     capability = config.gpu.compute_capability
-    with fake_environment() as fake, ForecastMeter(cap_bytes=cap, compute_capability=capability) as meter:
+    recorder = StepRecorder()
+    made = ForecastMeter(cap_bytes=cap, compute_capability=capability, recorder=recorder)
+    with fake_environment() as fake, recorder, made as meter:
         meter.phase("load")
         model = build(config, fake)
         meter.attach(model, [tensor.parameter for tensor in find_expert_tensors(model)])
@@ -48,7 +54,7 @@ def run(config: Config, report: Any) -> None:
     report.section("memory", memory)
     report.section("roles", roles_of(optimizer))
     report.section("counts", counts_of(optimizer, optimizer.steps, 0, config.accumulation))
-    report.section("time", {"source": "forecast", "step_s": None, "window": None, "median_s": None, "reason": NOT_RUN})
+    report.section("time", time_section(recorder, config, model, memory))
     report.section("loss", {"train": None, "heldout": None, "heldout_reason": NOT_RUN})
     if config.task.timeline:
         report.section("timeline", meter.timeline())
@@ -56,6 +62,15 @@ def run(config: Config, report: Any) -> None:
         where = meter.oom
         report.phase_name = f"{where['phase']}, step {where['step']}, {where['region']}"
         raise ForecastOutOfMemory(f"memory_cap_gb={config.memory_cap_gb:g}: {describe_oom(where)}")
+
+
+def time_section(recorder: StepRecorder, config: Config, model: Any, memory: dict[str, Any]) -> dict[str, Any]:
+    """The record's ``time``: nothing was timed, and ``forecast`` holds what the step would take."""
+    trained = sum(p.requires_grad for p in model.parameters())
+    reserved = memory["measured"]["peak_reserved_bytes"]
+    block = forecast_time(recorder, config, trained, reserved)
+    not_timed = {"step_s": None, "window": None, "median_s": None, "reason": "nothing was timed; see time.forecast"}
+    return {"source": "forecast", **not_timed, "forecast": block}
 
 
 def build(config: Config, fake: Any) -> Any:
