@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..axes import display
-from ..cards import cards, smallest
+from ..cards import Card, cards, smallest
 from ..collection import Collection
 from ..metrics import metric
 from ..records import Record
@@ -32,22 +32,20 @@ def fits_records(origins: Iterable[Collection], scale: str = "forecast") -> tupl
 
 
 def fits(table: Table, scale: str, origins: list[Collection]) -> None:
-    """Peak, the smallest card that holds it, and step time where it is forecast, for each model, optimizer"
-    " and method."""
+    """Peak, the smallest card that holds it, and the step time there, for each model, optimizer and method."""
     found, label = fits_records(origins, scale)
     if not found:
         return
     heads = [Header("Model"), Header("Optimizer"), Header("Method")]
-    for name in ("Peak alloc. GB", "Peak res. GB", "Smallest card", "Room GB", "Step ms", "Tok/s"):
+    for name in ("Peak alloc. GB", "Peak res. GB", "Smallest card", "Room GB", "Step ms there", "Tok/s there"):
         heads.append(Header(name, kind="ours", panel="memory"))
     block = Block(f"reference: {label}" if label else None, heads)
     last = None
     for r in found:
         peak = peak_gb(r)
         card = smallest(peak)
-        values = [
-            metric(n).extract(r).value for n in ("peak_allocated_gb", "peak_reserved_gb", "step_ms", "tokens_per_s")
-        ]
+        values = [metric(n).extract(r).value for n in ("peak_allocated_gb", "peak_reserved_gb")]
+        times = card_times(r, card)
         if r.arm.get("model") != last:
             block.groups.append(len(block.rows))
             last = r.arm.get("model")
@@ -58,15 +56,17 @@ def fits(table: Table, scale: str, origins: list[Collection]) -> None:
         ]
         room = fmt.fixed(card.usable_gb - peak, 1) if card else fmt.DASH
         cells = [fmt.fixed(values[0], 2), fmt.fixed(values[1], 2), card.title if card else "none listed", room]
-        cells += [fmt.fixed(values[2], 1), fmt.fixed(values[3], 0)]
-        block.rows.append([*labels, Cell(what, kind="label"), *(Cell(c) for c in cells)])
+        on_it = [Cell(fmt.fixed(times[0], 1)), Cell(fmt.fixed(times[1], 0))]
+        if card is None and times[0] is not None:
+            on_it[0].reasons.append(f"no listed card holds it: the time is that of {r.arm.get('gpu')} if it did")
+        block.rows.append([*labels, Cell(what, kind="label"), *(Cell(c) for c in cells), *on_it])
         raw = {
             "model": last,
             "optimizer": r.arm.get("optimizer"),
             "method": r.arm.get("method"),
             "card": card and card.name,
         }
-        table.raw.append({**raw, "peak_allocated_gb": values[0], "peak_reserved_gb": values[1], "step_ms": values[2]})
+        table.raw.append({**raw, "peak_allocated_gb": values[0], "peak_reserved_gb": values[1], "step_ms": times[0]})
     table.blocks.append(block)
     table.has_records = True
     listed = ", ".join(f"{c.title} ({fmt.fixed(c.usable_gb, 1)} GB)" for c in cards())
@@ -77,7 +77,16 @@ def fits(table: Table, scale: str, origins: list[Collection]) -> None:
         f"Usable memory: {listed}.",
     ]
     shapes = sorted({str(r.get("data.batch_shape")) for r in found if r.get("data.batch_shape")})
-    table.notes += [f"Batch shape: {', '.join(shapes)}, every position filled."] if shapes else []
+    table.notes += [f"Batch shape: {', '.join(shapes)}, every position filled, for memory and time."] if shapes else []
+    hosts = sorted({str(r.get("time.forecast.host_cpu")) for r in found if r.get("time.forecast.host_cpu")})
+    if hosts:
+        table.notes.append(f"Step time: on the smallest card that holds it, with the host {', '.join(hosts)}.")
+
+
+def card_times(record: Record, card: Card | None) -> tuple[float | None, float | None]:
+    """Step in ms and tokens a second, every position filled: on ``card``, or on the record's own if none holds it."""
+    where = f"time.forecast.cards.{card.name}" if card else "time.forecast.filled"
+    return record.number(f"{where}.step_ms"), record.number(f"{where}.tokens_per_s")
 
 
 def measured(table: Table, scale: str, origins: list[Collection]) -> None:

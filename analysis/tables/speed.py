@@ -103,6 +103,19 @@ def _order(where: str, members: list[Step]) -> str:
     return f"{where}: ours {' < '.join(ours)}; the paper {' < '.join(theirs)}."
 
 
+def curve(data: Any) -> list[tuple[float, float]]:
+    """(host speed relative to the measured host, step in ms) from ``time.forecast.host_curve``; empty if there is
+    none.
+    """
+    points = []
+    for point in data if isinstance(data, list) else []:
+        if isinstance(point, dict) and isinstance(point.get("host_speed"), (int, float)):
+            step = point.get("step_ms")
+            if isinstance(step, (int, float)):
+                points.append((float(point["host_speed"]), float(step)))
+    return sorted(points)
+
+
 def sensitivity(table: Table, scale: str, origins: list[Collection]) -> None:
     """Change of step time against global clipping when one constant of the time model is 20% lower and higher.
 

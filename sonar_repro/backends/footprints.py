@@ -112,7 +112,11 @@ class _SonicUp(Function):
         rows, gate_up = routing[0].numel(), weight.shape[0]
         activated = x.new_empty(rows, gate_up // 2)
         pre_activation = x.new_empty(rows, gate_up)
-        kernel("sonicmoe: up, SwiGLU", _bytes(x, activated, pre_activation), **_products(x, weight, rows, experts_last=True))
+        kernel(
+            "sonicmoe: up, SwiGLU",
+            _bytes(x, activated, pre_activation),
+            **_products(x, weight, rows, experts_last=True),
+        )
         ctx.save_for_backward(x, weight, bias, *routing)
         ctx.mark_non_differentiable(activated)
         ctx.set_materialize_grads(False)

@@ -24,7 +24,7 @@ class ForecastOutOfMemory(MemoryError):
 
 
 def run(config: Config, report: Any) -> None:
-    """Peak memory and step time of an arm at full size without a GPU. Ends as ``oom`` where the cap would have been too small."""
+    """Peak memory and step time of an arm at full size without a GPU. ``oom`` where the cap would be too small."""
     prepare_process(config)
     hosts.load(config.host)  # a mistake is said before a minute has gone by
     report.phase("load")

@@ -1,9 +1,8 @@
 """What an operator costs the host: measured on a named machine, kept in a file, and scaled by a host speed.
 
-A file ``timing/hosts/<name>.json`` holds microseconds by context (``forward``, ``backward``, ``hook`` and ``piece``:
-optimizer or clipping work inside backward, ``end``: at the end of the step) and operator: the time from the end of the operator
-before to its own end in the real training step, Python and autograd included, kernel launches not. ``python -m
-sonar_repro.timing.measure_host NAME`` writes one for the machine at hand (:mod:`.measure_host`).
+A file ``timing/hosts/<name>.json`` holds microseconds by context (:data:`.recorder.CONTEXTS`) and operator: the time
+from the end of the operator before to its own end in the real training step, Python and autograd included, kernel
+launches not. ``python -m sonar_repro.timing.measure_host FILE.json`` writes one for the machine at hand (:mod:`.measure_host`).
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from ..errors import UserError
 from .recorder import Operator
 
 #: Microseconds of one kernel launch on the host, beside what the operator itself costs. NVIDIA, "Getting Started with
-#: CUDA Graphs" (developer blog, 2019): 3.8 us a kernel when launches are queued back to back; 4 to 6 us on a GeForce RTX
-#: 5070 Ti (susun-blog.com, pegainfer 3); 2.2 us for a bare precompiled launch (meta-pytorch/tritonbench#1002).
+#: CUDA Graphs" (developer blog, 2019): 3.8 us a kernel when launches are queued back to back; 4 to 6 us on a GeForce
+#: RTX 5070 Ti (susun-blog.com, pegainfer 3); 2.2 us for a bare precompiled launch (meta-pytorch/tritonbench#1002).
 LAUNCH_US = 4.0
 #: A kernel of SonicMoE or ScatterMoE is launched from Python by Triton or CuTe: 11 us a Triton launch
 #: (meta-pytorch/tritonbench#1002; 8.7 us on GB200, vllm-project/vllm#34838). The libraries' own Python is not here.

@@ -31,8 +31,8 @@ class Work:
 
     ``nbytes`` and ``flops`` are without what depends on which experts have tokens: ``expert_bytes`` are the weights of
     all experts, of which :func:`.declared.share_hit` counts (``tokens``, ``top_k``, ``experts``).
-    ``tensor_core``: whether ``flops`` run in a 16-bit type. ``grouped``: a ``_grouped_mm``, whose launches depend on the
-    card. ``syncs``: the host waits for the result.
+    ``tensor_core``: whether ``flops`` run in a 16-bit type. ``grouped``: a ``_grouped_mm``, whose launches depend on
+    the card. ``syncs``: the host waits for the result.
     """
 
     nbytes: float = 0
@@ -256,13 +256,11 @@ def _fused(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
     lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], Tensor)]
     big = [each for each in lists if each[0].numel() == lists[0][0].numel()] if lists[0][0].numel() > 1 else lists[:4]
     moved = 2 * sum(nbytes(each) for each in big) - nbytes(lists[1])
-    return Work(
-        moved, launches=multi_tensor_launches([t.numel() for t in lists[0]], len(big)), tensors=len(lists[0])
-    )
+    return Work(moved, launches=multi_tensor_launches([t.numel() for t in lists[0]], len(big)), tensors=len(lists[0]))
 
 
 def _eight_bit(func: Any, args: Any, kwargs: Any, result: Any) -> Work:
-    """bitsandbytes' blockwise 8-bit update: gradient read; parameter, 8-bit states and block maxima read and written."""
+    """bitsandbytes' blockwise 8-bit update: gradient read; parameter, states and block maxima read and written."""
     named = {a.name: v for a, v in zip(func._schema.arguments, args)} | kwargs
     both = ("p", "state1", "state2", "absmax1", "absmax2")
     return Work(nbytes(named.get("g")) + 2 * sum(nbytes(named.get(n)) for n in both))
@@ -288,5 +286,3 @@ _BY_NAME: dict[str, Callable[..., Work]] = {
     "_grouped_mm": _grouped_mm,
     "optimizer_update_8bit_blockwise": _eight_bit,
 }
-
-

@@ -149,7 +149,13 @@ class StepRecorder:
             return
         self._context = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
         work = Work(
-            kernel.nbytes, kernel.flops, kernel.launches, kernel.expert_bytes, kernel.tokens, kernel.top_k, kernel.experts
+            kernel.nbytes,
+            kernel.flops,
+            kernel.launches,
+            kernel.expert_bytes,
+            kernel.tokens,
+            kernel.top_k,
+            kernel.experts,
         )
         self._append(kernel.name, work, True, FORWARD_BACKWARD)
 

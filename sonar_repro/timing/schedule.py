@@ -1,9 +1,9 @@
-"""Two resources: the host issues kernels in order, the device runs each when it was issued and the one before is done.
+"""Two resources: the host issues kernels in order, the device runs each once it is issued and the one before is done.
 
-For kernel j, issued at ``a_j`` and running for ``g_j``: ``end_j = max(a_j, end_{j-1}) + g_j``. Without waits of the host
-that has a closed form, ``end_j = G_j + max_{i <= j} (a_i - G_{i-1})`` with ``G`` the running sum of ``g``, so that a step
-of 20,000 kernels takes a millisecond; where the host waits for the device (a value is read), the next stretch starts at
-the end of the kernel. The step ends when both are done: the device is synchronised at its end, as in a timed run.
+For kernel j, issued at ``a_j`` and running for ``g_j``: ``end_j = max(a_j, end_{j-1}) + g_j``. Without waits of the
+host that has a closed form, ``end_j = G_j + max_{i <= j} (a_i - G_{i-1})`` with ``G`` the running sum of ``g``, so that
+a step of 20,000 kernels takes a millisecond; where the host waits for the device (a value is read), the next stretch
+starts at the end of the kernel. The step ends when both are done: a timed run synchronises the device at its end.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 class Kernels:
     """Kernels of a step, arrays of length n in launch order.
 
-    ``host_us``: host time from the issue of the kernel before to the issue of this one. ``device_us``: how long it runs.
-    ``gap_us``: the device is idle at least so long between two kernels. ``kind``: index of the part it counts to.
+    ``host_us``: host time from the issue of the kernel before to the issue of this one. ``device_us``: how long it
+    runs. ``gap_us``: the device is idle at least so long between two kernels. ``kind``: index of the part it counts to.
     ``waits``: the host waits for it. ``tail_us``: host time behind the last launch.
     """
 

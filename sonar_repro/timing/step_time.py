@@ -37,8 +37,8 @@ class Constants:
         matmul_efficiency: of the datasheet's rate that large 16-bit products reach: 368 and 417 of 503.8 TFLOP/s on two
             RTX PRO 6000 (zzc0721/torch-performance-test-data#160, #162), their mean.
         shortest_kernel_us: duration of a kernel with next to no work; textbook value for current NVIDIA GPUs.
-        gap_us: the device between two kernels that were both issued: 3.8 us a kernel of 2.9 us (NVIDIA, "Getting Started
-            with CUDA Graphs", 2019).
+        gap_us: the device between two kernels that were both issued: 3.8 us a kernel of 2.9 us (NVIDIA, "Getting
+            Started with CUDA Graphs", 2019).
         launch_us, library_launch_us: host time of a launch (:mod:`.host`).
         host_speed: relative to the host measured; all host times, launches too, are divided by it.
     """
