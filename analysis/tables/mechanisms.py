@@ -1,4 +1,4 @@
-"""Why steps are as long as they are: the paper's explanations of its step times against the forecast, number by number."""
+"""Why steps take as long as they do: what the paper says of its step times against the forecast, by number."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def forecast_time(
         "host": host.name,
         "host_cpu": host.cpu,
         "length": length,
-        "length_is": "every position filled (packed text)" if length == full else "median of drawn batches' longest",
+        "length_is": "packed text" if config.data.kind == "text" else "median of drawn batches' longest sequences",
         "recorded_lengths": [recorded.lengths for recorded in recorder.steps],
         "tokens": "all positions of the batch",
         **times,

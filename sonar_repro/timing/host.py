@@ -2,7 +2,7 @@
 
 A file ``timing/hosts/<name>.json`` holds microseconds by context (:data:`.recorder.CONTEXTS`) and operator: the time
 from the end of the operator before to its own end in the real training step, Python and autograd included, kernel
-launches not. ``python -m sonar_repro.timing.measure_host FILE.json`` writes one for the machine at hand (:mod:`.measure_host`).
+launches not. ``python -m sonar_repro.timing.measure_host FILE.json`` writes one for the machine at hand.
 """
 
 from __future__ import annotations

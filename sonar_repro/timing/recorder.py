@@ -12,7 +12,7 @@ from torch import Tensor
 from ..instruments.tracker import OPTIMIZER
 from ..methods import ranges
 from .declared import Kernel, listening
-from .kernel_model import KernelModel, Work, foreach_group
+from .kernel_model import CHUNK, KernelModel, Work, foreach_group
 
 KINDS = ("forward_backward", "clipping", "optimizer")  # the parts of Figure 3
 FORWARD_BACKWARD, CLIPPING, OPTIMIZING = range(3)
@@ -130,11 +130,12 @@ class StepRecorder:
         if not self._run or self._step is None:
             self._run = []
             return
-        sizes = [t.numel() for t in self._run]
-        work = foreach_group(sizes, [t.element_size() for t in self._run], writes=self._run_name.endswith("_"))
-        self._run = []
-        self._append(self._run_name, work, False, CLIPPING)
-        self._run_name = ""
+        sizes, name = [t.numel() for t in self._run], self._run_name
+        work = foreach_group(sizes, [t.element_size() for t in self._run], writes=name.endswith("_"))
+        if len(sizes) == 1 and sizes[0] <= CHUNK:  # the norm of the norms is no list
+            name, work = "aten::linalg_vector_norm", Work(work.nbytes)
+        self._run, self._run_name = [], ""
+        self._append(name, work, False, CLIPPING)
 
     def _add(self, name: str, work: Work) -> None:
         self._close_run()
