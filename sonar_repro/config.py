@@ -318,9 +318,18 @@ def check(config: Config) -> None:
         )
     if config.memory_cap_gb is not None and config.memory_cap_gb <= 0:
         raise _bad("memory_cap_gb", config.memory_cap_gb, "must be positive, in units of 1e9 bytes, or null")
+    if config.scale.name == "forecast" and not host_file(config.host).is_file():
+        known = ", ".join(sorted(path.stem for path in host_file("").parent.glob("*.json")))
+        how = "python -m sonar_repro.timing.measure_host FILE.json measures this machine"
+        raise _bad("host", config.host, f"unknown; choose one of {known}, or give a file ({how})")
     _check_accumulation(config)
     _check_data(config)
     _check_parallel(config)
+
+
+def host_file(name: str) -> Path:
+    """The file with a host's measured costs: a committed one by name, or one of your own by its path (``*.json``)."""
+    return Path(name) if name.endswith(".json") else Path(__file__).parent / "timing" / "hosts" / f"{name}.json"
 
 
 KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on the card or on the host
@@ -393,6 +402,7 @@ def fingerprint(config: Config) -> str:
         for key in ("path", "config"):
             if data[group].get(key):
                 data[group][key] = content_digest(data[group][key])
+    data["host"] = content_digest(str(host_file(config.host)))
     if config.scale.name != "forecast":
         data.pop("gpu")
         data.pop("host")

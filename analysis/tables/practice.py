@@ -85,7 +85,7 @@ def fits(table: Table, scale: str, origins: list[Collection]) -> None:
 
 def card_times(record: Record, card: Card | None) -> tuple[float | None, float | None]:
     """Step in ms and tokens a second, every position filled: on ``card``, or on the record's own if none holds it."""
-    where = f"time.forecast.cards.{card.name}" if card else "time.forecast.filled"
+    where = f"time.forecast.cards.{card.name}.filled" if card else "time.forecast.filled"
     return record.number(f"{where}.step_ms"), record.number(f"{where}.tokens_per_s")
 
 
@@ -125,14 +125,13 @@ def _measured_row(
     if forecast is None:
         return
     device = str(r.get("environment.device_name") or "CUDA device")
-    same_card = _same_card(str(forecast.arm.get("gpu") or ""), device)
     row = [Cell(device, kind="label"), Cell(display("model", axes["model"]), kind="label")]
     row += [Cell(display("backend", axes["backend"]), kind="label"), Cell(setup(axes), kind="label")]
     raw: dict[str, Any] = {"device": device, **axes}
     for name, kept in errors.items():
         ours, theirs = metric(name).extract(r).value, metric(name).extract(forecast).value
-        if name == "step_ms" and not same_card:
-            theirs = None
+        if name == "step_ms" and not _same_card(str(forecast.arm.get("gpu") or ""), device):
+            theirs = _on_device(forecast, device)
         error = 100 * (theirs - ours) / ours if ours and theirs is not None else None
         kept += [error] if error is not None else []
         decimals = metric(name).decimals
@@ -141,6 +140,12 @@ def _measured_row(
         raw |= {name: ours, f"{name}.forecast": theirs, f"{name}.error_pct": error}
     block.rows.append(row)
     table.raw.append(raw)
+
+
+def _on_device(forecast: Record, device: str) -> float | None:
+    """The forecast's step in ms on the card that was measured, if it is one of those that it was made for."""
+    found = (card for card in cards() if _same_card(card.name, device))
+    return next((forecast.number(f"time.forecast.cards.{card.name}.step_ms") for card in found), None)
 
 
 def _same_card(gpu: str, device: str) -> bool:

@@ -76,19 +76,25 @@ def forecast_time(
         "tokens": "all positions of the batch",
         **times,
         "filled": _times(step, gpu, filled, batch),
-        "cards": {card.name: _times(step, card, filled, batch, brief=True) for card in cards()},
+        "cards": {card.name: _on_card(step, card, usual, filled, batch) for card in cards()},
         "host_curve": host_curve(step, gpu, usual),
         "sensitivity": sensitivity(step, gpu, usual),
     }
 
 
-def _times(
-    step: StepProfile, gpu: GpuConfig, lengths: Sequence[int], batch: int, brief: bool = False
-) -> dict[str, float]:
+def _times(step: StepProfile, gpu: GpuConfig, lengths: Sequence[int], batch: int) -> dict[str, float]:
     times = simulate(step, gpu, lengths)[0]
     tokens = batch * sum(lengths) / (times["step_ms"] / 1e3)
-    kept = ("step_ms", "busy_ms") if brief else times
-    return {**{name: round(times[name], 4) for name in kept}, "tokens_per_s": round(tokens, 2)}
+    return {**{name: round(value, 4) for name, value in times.items()}, "tokens_per_s": round(tokens, 2)}
+
+
+def _on_card(
+    step: StepProfile, card: GpuConfig, usual: Sequence[int], filled: Sequence[int], batch: int
+) -> dict[str, Any]:
+    """What the tables need of each card: the usual step, and the one with every position filled."""
+    kept = ("step_ms", "busy_ms", "tokens_per_s")
+    a, b = (_times(step, card, lengths, batch) for lengths in (usual, filled))
+    return {**{name: a[name] for name in kept}, "filled": {name: b[name] for name in kept}}
 
 
 def _trace(path: Path, step: StepProfile, gpu: GpuConfig, lengths: Sequence[int]) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ..config import host_file
 from ..errors import UserError
 from .recorder import Operator
 
@@ -23,8 +23,6 @@ LAUNCH_US = 4.0
 #: A kernel of SonicMoE or ScatterMoE is launched from Python by Triton or CuTe: 11 us a Triton launch
 #: (meta-pytorch/tritonbench#1002; 8.7 us on GB200, vllm-project/vllm#34838). The libraries' own Python is not here.
 LIBRARY_LAUNCH_US = 11.0
-#: The host that is used if none is named.
-REFERENCE = "amd_epyc"
 
 
 @dataclass(frozen=True)
@@ -59,29 +57,18 @@ class Host:
         return self.default[operator.context] if found is None else found
 
 
-def folder() -> Path:
-    """Where the committed hosts are."""
-    return Path(__file__).parent / "hosts"
-
-
-def names() -> list[str]:
-    return sorted(path.stem for path in folder().glob("*.json"))
-
-
 @functools.cache
 def load(name: str) -> Host:
-    """A committed host by name, or a file of your own by its path.
+    """A committed host by name, or a file of your own by its path (:func:`sonar_repro.config.host_file`).
 
     Raises:
-        UserError: unknown name, or a file that is not a host's; the message lists the hosts and says how to make one.
+        UserError: a file that is not a host's.
     """
-    path = Path(name) if name.endswith(".json") else folder() / f"{name}.json"
+    path = host_file(name)
     how = "python -m sonar_repro.timing.measure_host FILE.json writes one for this machine"
-    if not path.is_file():
-        raise UserError(f"host={name}: unknown; choose one of {', '.join(names())}, or give a file ({how})")
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         keys = ("name", "cpu", "operators", "tensors", "default", "head_us", "tail_us")
         return Host(**{key: data[key] for key in keys})
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"host={name}: {path.name} is no host file ({type(error).__name__}: {error}); {how}") from error

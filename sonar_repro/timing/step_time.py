@@ -22,7 +22,7 @@ from .schedule import Kernels, Timeline, parts_us, schedule
 #: PyTorch's grouped product is one kernel on Hopper and data-centre Blackwell only; elsewhere it reads the offsets on
 #: the host and multiplies one group after the other (aten/src/ATen/native/cuda/GroupedBlas.cpp, _grouped_mm_fallback).
 GROUPED_CAPABILITIES = (9, 10)
-HOST_SPEEDS = (0.5, 0.7071, 1.0, 1.4142, 2.0, 2.8284, 4.0)
+HOST_SPEEDS = tuple(round(2 ** (n / 4), 4) for n in range(-4, 9))  # 0.5 to 4 in quarter octaves
 SHIFT = 0.2
 
 

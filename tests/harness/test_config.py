@@ -76,6 +76,8 @@ def test_an_override_narrows_a_sweep_without_duplicates(capsys, tmp_path):
 
 MISTAKES = [
     (["model=olmo"], ["model=olmo", "did you mean olmoe", "granite"]),
+    (["gpu=h300"], ["gpu=h300", "did you mean h200", "conf/gpu/h300.yaml"]),
+    (["scale=forecast", "host=laptop"], ["host=laptop", "choose one of amd_epyc", "measure_host FILE.json"]),
     (["stps=3"], ["stps", "did you mean steps"]),
     (["foo.bar=3"], ["foo"]),
     (["+foo=3"], ["foo"]),
