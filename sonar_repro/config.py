@@ -477,7 +477,7 @@ def arm_id(config: Config, overrides: list[str] | None = None) -> str:
 def _is_other(override: str) -> bool:
     """Whether an override changes the arm without being an axis that its id already shows."""
     key = override.lstrip("+~").split("=", 1)[0]
-    shown = (*AXES, "experiment", "task.pair", "task.of")
+    shown = (*AXES, "experiment", "task.pair", "task.of", "task.trace")
     return key not in shown and key.split(".")[0] not in (*NOT_IDENTITY, "hydra")
 
 

@@ -177,6 +177,8 @@ def _portable(config: Config) -> dict[str, Any]:
     """The resolved config without where its records lie: a record means the same on another machine."""
     data = dataclasses.asdict(config)
     del data["runs_dir"]
+    data["task"]["trace"] = None
+    data["host"] = Path(config.host).stem if config.host.endswith(".json") else config.host
     data["task"]["inputs"] = {role: Path(folder).name for role, folder in data["task"]["inputs"].items()}
     return data
 

@@ -107,16 +107,12 @@ class _Step:
         self.held: list[Any] = []
         self.model.register_forward_pre_hook(lambda *_: self._mark("forward"))
         self.model.register_forward_hook(lambda *_: self._mark("backward"))
-        self._step, self.optimizer.step = self.optimizer.step, self._optimizer_step
+        self.optimizer.register_step_pre_hook(lambda *_: self._mark("end"))
         self.parameters = sum(1 for _ in self.model.parameters())
 
     def _mark(self, region: str) -> None:
         self.region[0] = region
         self.marks.append(clock())
-
-    def _optimizer_step(self) -> None:
-        self._mark("end")
-        self._step()
 
     def run(self) -> list[int]:
         """One step; returns the ns at the start of each region and at the end."""
