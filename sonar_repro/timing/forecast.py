@@ -54,8 +54,9 @@ def forecast_time(
         peak_reserved_bytes: decides ``fits_gpu``; the time is given all the same where it does not fit.
     """
     gpu, host = config.gpu, hosts.load(config.host)
-    if not (gpu.bandwidth_gb_s and gpu.bf16_tflops):
-        return {"step_ms": None, "reason": f"gpu={gpu.name} has no bandwidth_gb_s or bf16_tflops (conf/gpu)"}
+    reason = _no_forecast(config)
+    if reason:
+        return {"step_ms": None, "reason": reason}
     step = profile(recorder.steps, host, parameters)
     full, batch = config.data.max_length, config.batch_size
     length = representative_length(batch, full, config.seed, config.data.kind)
@@ -80,6 +81,16 @@ def forecast_time(
         "host_curve": host_curve(step, gpu, usual),
         "sensitivity": sensitivity(step, gpu, usual),
     }
+
+
+def _no_forecast(config: Config) -> str | None:
+    """Why a step cannot be timed, or None."""
+    gpu = config.gpu
+    if not (gpu.bandwidth_gb_s and gpu.bf16_tflops):
+        return f"gpu={gpu.name} has no bandwidth_gb_s or bf16_tflops (conf/gpu)"
+    if config.method.clip == "offloaded":
+        return "clip=offloaded copies gradients to the host and back, which the time model does not know"
+    return None
 
 
 def _times(step: StepProfile, gpu: GpuConfig, lengths: Sequence[int], batch: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from sonar_repro.config import Config
+from sonar_repro.config import Config, conf_dir
 from sonar_repro.errors import UserError
 from sonar_repro.instruments.forecast import ForecastMeter
 from sonar_repro.models.experts import find_expert_tensors
@@ -215,8 +215,6 @@ def test_a_card_that_is_too_small_still_gets_its_time(compose_config, reporter):
 
 
 def test_every_card_composes_and_has_a_rate(compose_config):
-    from sonar_repro.config import conf_dir
-
     names = sorted(path.stem for path in (conf_dir() / "gpu").glob("*.yaml"))
     assert sorted(card.name for card in cards()) == names
     for name in names:
@@ -229,6 +227,18 @@ def test_a_card_without_figures_gets_a_reason(compose_config, reporter):
     config = compose_config(*TINY, "backend=sonicmoe", "gpu.bandwidth_gb_s=null", "gpu.name=mine")
     block = run_forecast(config, reporter)["time"]["forecast"]
     assert block == {"step_ms": None, "reason": "gpu=mine has no bandwidth_gb_s or bf16_tflops (conf/gpu)"}
+
+
+def test_copies_to_the_host_are_not_timed_and_said_so(compose_config, reporter):
+    config = compose_config(*TINY, "backend=sonicmoe", "method=sonar_offload_clip")
+    block = run_forecast(config, reporter)["time"]["forecast"]
+    assert block["step_ms"] is None and "clip=offloaded" in block["reason"]
+
+
+@pytest.mark.parametrize("method", sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml")))
+def test_every_method_composes_into_a_time_or_a_reason(compose_config, reporter, method):
+    block = run_forecast(compose_config(*TINY, "backend=sonicmoe", f"method={method}"), reporter)["time"]["forecast"]
+    assert (block["step_ms"] or 0) > 0 or block["reason"]
 
 
 def test_hosts_are_named_files_and_mistakes_are_one_line(tmp_path):
