@@ -87,6 +87,13 @@ def step_time(table: Table, scale: str, origins: list[Collection]) -> None:
         ("Absolute step time", [s.error for s in found if s.error is not None], "%", 25.0),
     ):
         table.notes += [summary(name, errors, unit, goal, 1)] if errors else []
+    made = [r for s in found[:1] for r in find(s.row.axes, "step_ms", scale, origins, "Table 1")[0].ok[:1]]
+    table.notes += [
+        f"Forecast for {r.get('time.forecast.gpu')} with the measured host {r.get('time.forecast.host')}"
+        f" ({r.get('time.forecast.host_cpu')}), at the median of the drawn batch lengths."
+        for r in made
+        if r.get("time.forecast.host_cpu")
+    ]
     for place in dict.fromkeys(s.place for s in found):
         members = [s for s in found if s.place == place and s.ours is not None]
         if len(members) == 4:
