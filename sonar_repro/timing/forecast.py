@@ -60,6 +60,9 @@ def forecast_time(
     step = profile(recorder.steps, host, parameters)
     full, batch = config.data.max_length, config.batch_size
     length = representative_length(batch, full, config.seed, config.data.kind)
+    length_is = "packed text" if config.data.kind == "text" else "median of drawn batches' longest sequences"
+    if step.lengths[0] == step.lengths[1]:
+        length, length_is = full, "the longest: steps of two lengths ran different operators"
     usual, filled = [length] * config.accumulation, [full] * config.accumulation
     times = _times(step, gpu, usual, batch)
     if config.task.trace:
@@ -72,7 +75,7 @@ def forecast_time(
         "host": host.name,
         "host_cpu": host.cpu,
         "length": length,
-        "length_is": "packed text" if config.data.kind == "text" else "median of drawn batches' longest sequences",
+        "length_is": length_is,
         "recorded_lengths": [recorded.lengths for recorded in recorder.steps],
         "tokens": "all positions of the batch",
         **times,

@@ -77,7 +77,7 @@ class StepRecorder:
         self._context_of = Context()
         self._context, self._kind = "forward", FORWARD_BACKWARD
         self._run: list[Tensor] = []  # gradients of the clipping operators in a row
-        self._run_name = ""
+        self._run_name, self._run_context = "", "end"
         self._stack = ExitStack()
 
     def __enter__(self) -> StepRecorder:
@@ -123,7 +123,7 @@ class StepRecorder:
     def _one_of_many(self, name: str, args: Any) -> None:
         if name != self._run_name:
             self._close_run()
-            self._run_name = name
+            self._run_name, self._run_context = name, self._context
         self._run.append(args[0])
 
     def _close_run(self) -> None:
@@ -135,7 +135,9 @@ class StepRecorder:
         if len(sizes) == 1 and sizes[0] <= CHUNK:  # the norm of the norms is no list
             name, work = "aten::linalg_vector_norm", Work(work.nbytes)
         self._run, self._run_name = [], ""
+        now, self._context = self._context, self._run_context
         self._append(name, work, False, CLIPPING)
+        self._context = now
 
     def _add(self, name: str, work: Work) -> None:
         self._close_run()
