@@ -189,9 +189,17 @@ def check_same_data(arms: Iterable[Arm], what: str) -> None:
 
 
 def same_device(a: Arm, b: Arm) -> bool:
-    """Whether two arms ran on one kind of device with one power limit, so that their times may be compared."""
-    devices = {(r.get("environment.device_name"), r.get("environment.power_limit_w")) for arm in (a, b) for r in arm.ok}
-    return len(devices) <= 1
+    """Whether two arms ran on one kind of device with one power limit, so that their times may be compared.
+
+    A forecast's device is the card and the host that it is of, not the machine that made it.
+    """
+    return len({_device(r) for arm in (a, b) for r in arm.ok}) <= 1
+
+
+def _device(record: Record) -> tuple:
+    if record.scale == "forecast":
+        return (record.arm.get("gpu"), record.get("time.forecast.host"))
+    return (record.get("environment.device_name"), record.get("environment.power_limit_w"))
 
 
 def paired_change(arm: Arm, base: Arm, m: Metric) -> float | None:

@@ -136,6 +136,12 @@ _STEP = _first(
 )
 
 
+def _forecast_tokens(record: Record) -> Reading:
+    value = record.number("time.forecast.tokens_per_s")
+    note = "tokens per second of a forecast are all positions of the batch, not supervised tokens"
+    return Reading(value, "forecast", note if value is not None else None)
+
+
 def _kernel(name: str) -> Callable[[Record], Reading]:
     return _first(
         _at(f"time.kernel_breakdown.{name}", source_path="time.kernel_breakdown.source"),
@@ -201,11 +207,11 @@ _ALL = [
         "higher",
         _first(
             _at("time.supervised_tokens_per_s", source_path="time.source"),
-            _at("time.forecast.tokens_per_s", source="forecast"),
+            _forecast_tokens,
         ),
         decimals=0,
         same_device=True,
-        comparable=("paper",),  # a forecast step holds the longest batch, the paper's holds Alpaca's lengths
+        comparable=("paper",),  # a forecast counts all positions of the batch, the paper supervised tokens
     ),
     Metric("heldout_loss", "Held-out loss", "", "lower", _at("loss.heldout"), decimals=4, **_LOSS),
     Metric("heldout_accuracy", "Token acc.", "", "higher", _at("loss.heldout_token_accuracy"), decimals=4, **_LOSS),

@@ -1,23 +1,17 @@
-"""Typed configuration: one dataclass a Hydra group, cross-field checks, arm ids and fingerprints. Imports no torch.
+"""Typed configuration: one dataclass a Hydra group, and from a composed config to a checked one. Imports no torch.
 
 The root schema is registered in Hydra's ConfigStore as ``base_config``, so an unknown key or a wrong type is an error
 of composition. :func:`resolve` turns a composed config into a :class:`Config` and checks what one field
-alone cannot know.
+alone cannot know (:mod:`sonar_repro.checks`); what an arm is called is in :mod:`sonar_repro.identity`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-
-from .data.spec import DataSpec
-from .errors import UserError
 
 
 @dataclass
@@ -55,7 +49,7 @@ class ModelConfig:
     weights: str = "random"  # random | pretrained
     config: str | None = None  # a local config.json or folder, or a hub id, in place of the architecture
     path: str | None = None  # a local checkpoint folder in place of the hub id
-    attention: str = "sdpa"  # transformers' attention implementation: sdpa | eager | ...
+    attention: str | None = None  # sdpa | eager | ...; null: what transformers takes for the class (sdpa if it has it)
     tokenizer: str | None = None  # where hub_id has none: a hub id or folder
     parameters: dict[str, int] = field(
         default_factory=dict
@@ -128,6 +122,7 @@ class TaskConfig:
     pair: list[str] = field(default_factory=list)  # compare_weights: the two methods
     of: str | None = None  # downstream: the method whose checkpoint is evaluated, or start
     inputs: dict[str, str] = field(default_factory=dict)  # filled by the runner: folders of the arms it ran first
+    trace: str | None = None  # forecast: a Chrome trace of the step's schedule is written here
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -140,7 +135,8 @@ class GpuConfig:
     memory_gb: float = 0.0  # 1e9 bytes, as the vendor's runtime reports it
     context_gb: float = 0.0  # CUDA context and libraries, outside PyTorch's allocator
     bandwidth_gb_s: float | None = None
-    bf16_tflops: float | None = None
+    bf16_tflops: float | None = None  # dense, fp32 accumulation
+    fp32_tflops: float | None = None  # outside the matrix units
     compute_capability: int = 12  # major version: it decides cuBLAS's workspace
     source: str = ""
 
@@ -174,6 +170,7 @@ class Config:
     accumulation_mode: str | None = None
     checkpointing: bool = False
     memory_cap_gb: float | None = None
+    host: str = "amd_epyc"  # forecast: measured host costs, a name in timing/hosts or a file of yours
     seed: int = 42
     repeat: int = 1  # the same arm again, for run-to-run noise
     deterministic: bool = False
@@ -229,11 +226,13 @@ def conf_dir() -> Path:
 
 def resolve(cfg: DictConfig) -> Config:
     """Interpolate, convert to dataclasses and check across fields. Raises UserError naming the dotted key."""
+    from . import checks
+
     plain = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
     config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
     if config.model.config:
         config.model = _own_model(config.model)
-    check(config)
+    checks.check(config)
     return config
 
 
@@ -250,269 +249,6 @@ def from_dict(data: dict[str, Any]) -> Config:
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), data))
 
 
-def _bad(key: str, value: Any, allowed: str) -> UserError:
-    return UserError(f"{key}={value}: {allowed}")
-
-
-CHOICES = {
-    "schedule": ("cosine", "constant"),
-    "autocast": (None, "bfloat16"),
-    "outputs": ("dropped", "kept"),
-    "accumulation_mode": (None, "standard", "update_each", "fold"),
-    "scale.name": ("smoke", "forecast", "paper"),
-    "scale.dtype": ("bfloat16", "float32"),
-    "scale.device": ("auto", "cpu", "cuda", "fake"),
-    "model.weights": ("random", "pretrained"),
-    "method.in_backward": ("none", "experts", "all"),
-    "method.granularity": ("tensor", "expert"),
-    "data.kind": ("instructions", "text"),
-    "data.source": ("embedded", "hub", "path", "synthetic"),
-    "parallel.name": ("none", "ddp", "fsdp2"),
-    "parallel.backend": ("auto", "gloo", "nccl"),
-}
-AT_LEAST = {
-    "batch_size": 1,
-    "accumulation": 1,
-    "steps": 1,
-    "warmup_steps": 0,
-    "window_start": 1,
-    "checkpoint_every": 0,
-    "seed": 0,
-    "repeat": 1,
-    "threads": 1,
-    "parallel.processes": 1,
-    "data.max_length": 2,
-    "learning_rate": 0,
-    "final_learning_rate": 0,
-}
-
-
-def _get(config: Config, dotted: str) -> Any:
-    value: Any = config
-    for part in dotted.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def check(config: Config) -> None:
-    """Refuse early, in one line (rule 2): ranges, choices, then the pairs of fields that must agree."""
-    for key, allowed in CHOICES.items():
-        value = _get(config, key)
-        if value not in allowed:
-            raise _bad(key, value, "choose one of " + ", ".join("null" if a is None else str(a) for a in allowed))
-    for key, low in AT_LEAST.items():
-        value = _get(config, key)
-        if value < low:
-            raise _bad(key, value, f"must be at least {low}")
-    if config.warmup_steps > config.steps:
-        raise _bad("warmup_steps", config.warmup_steps, f"longer than the run; use at most steps={config.steps}")
-    if config.window_start > config.steps:
-        raise _bad("window_start", config.window_start, f"no step would be timed; use at most steps={config.steps}")
-    if config.method.max_grad_norm <= 0:
-        raise _bad(
-            "method.max_grad_norm",
-            config.method.max_grad_norm,
-            "must be positive; use method.clip=none to clip nothing",
-        )
-    if config.memory_cap_gb is not None and config.memory_cap_gb <= 0:
-        raise _bad("memory_cap_gb", config.memory_cap_gb, "must be positive, in units of 1e9 bytes, or null")
-    _check_accumulation(config)
-    _check_data(config)
-    _check_parallel(config)
-
-
-KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on the card or on the host
-
-
-def _check_accumulation(config: Config) -> None:
-    """CASES "Updates inside backward" 1: refused before a model is built, unless the method declares it."""
-    mode, method = config.accumulation_mode, config.method
-    if method.in_backward == "none":
-        if mode not in (None, "standard"):
-            raise _bad("accumulation_mode", mode, f"method={method.name} keeps its gradients; use standard")
-    elif mode == "standard" and method.clip not in KEEPS_GRADIENTS:
-        raise _bad(
-            "accumulation_mode", mode, f"method={method.name} frees gradients in backward; use update_each or fold"
-        )
-    elif method.in_backward == "all" and config.accumulation > 1 and mode is None:
-        raise _bad(
-            "accumulation",
-            config.accumulation,
-            f"method={method.name} cannot accumulate: it updates at every micro-batch; "
-            "say accumulation_mode=update_each or use a standard method",
-        )
-
-
-def _check_data(config: Config) -> None:
-    data = config.data
-    if data.source == "path":
-        if not data.path:
-            raise _bad("data.path", data.path, "name a JSONL file with instruction, input and output")
-        if not Path(data.path).is_file():
-            raise _bad("data.path", data.path, "no such file; give a JSONL file with instruction, input and output")
-    elif data.path and data.source != "hub":
-        raise _bad("data.path", data.path, "choose data=own with it (python -m sonar_repro data=own data.path=FILE)")
-    if data.source != "synthetic":
-        if data.train_examples is not None and data.train_examples < config.batch_size:
-            too_few = f"fewer than one batch of batch_size={config.batch_size}"
-            raise _bad("data.train_examples", data.train_examples, too_few)
-        DataSpec.of(data)
-
-
-def _check_parallel(config: Config) -> None:
-    name, processes = config.parallel.name, config.parallel.processes
-    if name == "none" and processes != 1:
-        raise _bad("parallel.processes", processes, "choose parallel=ddp or parallel=fsdp2 with it")
-    if name == "none":
-        return
-    if processes == 1:
-        raise _bad("parallel.processes", processes, f"parallel={name} needs at least 2; leave parallel out")
-    if config.task.profile and (name == "fsdp2" or config.method.in_backward != "none"):
-        raise _bad("task.profile", True, f"rank 0 alone is profiled, and parallel={name} trains on all; leave one out")
-    if name == "fsdp2":
-        _check_sharded(config)
-
-
-def _check_sharded(config: Config) -> None:
-    """What parallel=fsdp2 cannot honour: whole matrices, single experts or blocks of a sharded tensor, checkpoints."""
-    from .methods.schedule import SHARDED_CLIPS
-    from .optim.factory import MESH_NAMES
-
-    method, kind = config.method, config.optimizer.kind
-    refused = [
-        (
-            method.granularity == "expert",
-            "method.granularity",
-            method.granularity,
-            "experts are spread over the ranks, so their hooks fire per tensor; use method=sonar, or parallel=ddp",
-        ),
-        (
-            method.clip not in SHARDED_CLIPS,
-            "method.clip",
-            method.clip,
-            f"needs whole gradients in their hooks; choose {', '.join(SHARDED_CLIPS)}, or parallel=ddp",
-        ),
-        (
-            config.accumulation_mode == "fold",
-            "accumulation_mode",
-            "fold",
-            "not for sharded parameters; use update_each, or parallel=ddp",
-        ),
-        (
-            kind == "adamw8bit" or kind in MESH_NAMES,
-            "optimizer",
-            config.optimizer.name,
-            "needs whole tensors, and parallel=fsdp2 shards them; use adamw, sgd or lion, or parallel=ddp",
-        ),
-        (
-            config.checkpoint_every > 0,
-            "checkpoint_every",
-            config.checkpoint_every,
-            "sharded checkpoints are not built; use checkpoint_every=0, or parallel=ddp",
-        ),
-    ]
-    for wrong, key, value, way in refused:
-        if wrong:
-            raise _bad(key, value, f"with parallel=fsdp2: {way}")
-
-
-def accumulation_mode(config: Config) -> str:
-    """The mode in force: what was asked, or what the method does by itself."""
-    if config.accumulation_mode is not None:
-        return config.accumulation_mode
-    if config.accumulation == 1:
-        return "standard"
-    return "standard" if config.method.in_backward == "none" else "update_each"
-
-
-def fingerprint(config: Config) -> str:
-    """sha256 over everything that decides what an arm computes; files count by their content, not their path."""
-    data = dataclasses.asdict(config)
-    for key in NOT_IDENTITY:
-        data.pop(key)
-    for group in ("data", "model"):
-        for key in ("path", "config"):
-            if data[group].get(key):
-                data[group][key] = content_digest(data[group][key])
-    if config.scale.name != "forecast":
-        data.pop("gpu")
-    data["task"].pop("inputs")
-    # The scale's own defaults are already in the top-level keys that they feed.
-    data["scale"] = {"name": config.scale.name, "dtype": config.scale.dtype, "device": config.scale.device}
-    data["accumulation_mode"] = accumulation_mode(config)
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def content_digest(path: str) -> str:
-    """sha256 of a file, or of a folder's config.json; the text itself for something that is no path (a hub id)."""
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
-    return hashlib.sha256(file.read_bytes() if file.is_file() else path.encode()).hexdigest()
-
-
-def method_label(config: Config) -> str:
-    """The method axis: of a comparison both sides, of an evaluation the method behind the checkpoint."""
-    return "_vs_".join(config.task.pair) or config.task.of or config.method.name
-
-
-def axes(config: Config) -> dict[str, Any]:
-    """The record's ``arm``: every axis by name."""
-    return {
-        "experiment": config.experiment_name,
-        "task": config.task.name,
-        "scale": config.scale.name,
-        "model": config.model.name,
-        "backend": config.backend.name,
-        "method": method_label(config),
-        "optimizer": config.optimizer.name,
-        "batch_size": config.batch_size,
-        "accumulation": config.accumulation,
-        "accumulation_mode": accumulation_mode(config),
-        "checkpointing": config.checkpointing,
-        "outputs": config.outputs,
-        "memory_cap_gb": config.memory_cap_gb,
-        "seed": config.seed,
-        "repeat": config.repeat,
-        "data": config.data.name,
-        "parallel": config.parallel.name,
-        "processes": config.parallel.processes,
-        "gpu": config.gpu.name if config.scale.name == "forecast" else None,
-    }
-
-
-def arm_id(config: Config, overrides: list[str] | None = None) -> str:
-    """Folder name of an arm: its choices, its non-default axes, and six hex digits for any other override."""
-    parts = [config.model.name, config.backend.name, method_label(config), config.optimizer.name]
-    parts += [f"bs{config.batch_size}", f"s{config.seed}"]
-    if config.task.name != "train":
-        parts.insert(0, config.task.name)
-    if config.accumulation > 1:
-        parts.append(f"A{config.accumulation}")
-        if config.accumulation_mode == "fold":
-            parts.append("fold")
-    if config.checkpointing:
-        parts.append("gc")
-    if config.memory_cap_gb is not None:
-        parts.append(f"cap{config.memory_cap_gb:g}")
-    if config.repeat > 1:
-        parts.append(f"r{config.repeat}")
-    if config.parallel.name != "none":
-        parts.append(f"{config.parallel.name}{config.parallel.processes}")
-    if any(_is_other(o) for o in overrides or []):
-        parts.append(fingerprint(config)[:6])
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in "-".join(parts))
-
-
-def _is_other(override: str) -> bool:
-    """Whether an override changes the arm without being an axis that its id already shows."""
-    key = override.lstrip("+~").split("=", 1)[0]
-    shown = (*AXES, "experiment", "parallel.processes", "task.pair", "task.of")
-    return key not in shown and key.split(".")[0] not in (*NOT_IDENTITY, "hydra")
-
-
-def parameter_count(model: ModelConfig, scale: str) -> int | None:
-    """Trainable parameters of a model at a scale, without building it; None for a user's own configuration."""
-    if model.config or model.path:
-        return None
-    return model.parameters.get("smoke" if scale == "smoke" else "full")
+def host_file(name: str) -> Path:
+    """The file with a host's measured costs: a committed one by name, or one of your own by its path (``*.json``)."""
+    return Path(name) if name.endswith(".json") else Path(__file__).parent / "timing" / "hosts" / f"{name}.json"

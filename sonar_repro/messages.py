@@ -53,7 +53,8 @@ def _unknown_option(match: re.Match, error: Exception) -> str:
     options = [line.strip() for line in str(error).splitlines() if line.startswith("\t") and "=" not in line]
     if group not in (*GROUPS, "experiment"):
         return f"{group}={option}: no such group or option; groups: {', '.join((*GROUPS, 'experiment'))}"
-    return f"{group}={option}: no such option{_near(option, options)}; choose one of {', '.join(options)}"
+    own = f"; a card of yours is one file, conf/gpu/{option}.yaml (copy h100.yaml)" if group == "gpu" else ""
+    return f"{group}={option}: no such option{_near(option, options)}; choose one of {', '.join(options)}{own}"
 
 
 def _unknown_key(match: re.Match, error: Exception) -> str:

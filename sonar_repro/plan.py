@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .config import Config, parameter_count
+from .config import Config
 from .errors import UserError
+from .identity import parameter_count
 from .prerequisites import check_weights, prerequisites
 from .progress import ArmProgress, fail
 from .runner import Arm, check_writable, make_arm, recorded, run, state

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from . import cards, records
-from .config import Config, arm_id, axes, fingerprint
+from .config import Config
 from .errors import UserError
+from .identity import arm_id, axes, fingerprint
 from .prerequisites import WEIGHTS_FILE, delivered, missing_library, prerequisites
 
 
@@ -177,6 +178,8 @@ def _portable(config: Config) -> dict[str, Any]:
     """The resolved config without where its records lie: a record means the same on another machine."""
     data = dataclasses.asdict(config)
     del data["runs_dir"]
+    data["task"]["trace"] = None
+    data["host"] = Path(config.host).stem if config.host.endswith(".json") else config.host
     data["task"]["inputs"] = {role: Path(folder).name for role, folder in data["task"]["inputs"].items()}
     return data
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..axes import display
 from ..collection import Collection
 from ..published import paper
 from ..tables.accuracy import MEMORY_SOURCES, PEAKS
 from ..tables.confront import rows
+from ..tables.speed import curve
 from . import style
 from .base import Drawn, FigureSpec
 
@@ -42,19 +42,6 @@ def draw_errors(origins: Sequence[Collection], scale: str) -> Drawn:
     return Drawn(
         figure, "Forecast peak memory against every printed peak of Tables 1, 3, 6 and 8; nothing is fitted.", None
     )
-
-
-def curve(data: Any) -> list[tuple[float, float]]:
-    """(host speed relative to the measured host, step in ms) from ``time.forecast.host_curve``; empty if there is
-    none.
-    """
-    points = []
-    for point in data if isinstance(data, list) else []:
-        if isinstance(point, dict) and isinstance(point.get("host_speed"), (int, float)):
-            step = point.get("step_ms")
-            if isinstance(step, (int, float)):
-                points.append((float(point["host_speed"]), float(step)))
-    return sorted(points)
 
 
 def draw_hosts(origins: Sequence[Collection], scale: str) -> Drawn:

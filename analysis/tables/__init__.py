@@ -7,12 +7,20 @@ import difflib
 from sonar_repro.errors import UserError
 
 from ..collection import Collection
-from . import accuracy, mesh, practice, sonar, speed
+from . import accuracy, mechanisms, mesh, practice, sonar, speed
 from .spec import Custom, TableSpec
 
 Spec = TableSpec | Custom
 TABLES: dict[str, Spec] = {
-    t.name: t for t in (*sonar.ALL_TABLES, *accuracy.TABLES, *speed.TABLES, *practice.TABLES, *mesh.ALL_TABLES)
+    t.name: t
+    for t in (
+        *sonar.ALL_TABLES,
+        *accuracy.TABLES,
+        *speed.TABLES,
+        *mechanisms.TABLES,
+        *practice.TABLES,
+        *mesh.ALL_TABLES,
+    )
 }
 COVERED = {e for t in TABLES.values() for e in t.experiments} | {
     "figure2"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..axes import display
-from ..cards import cards, smallest
+from ..cards import Card, cards, smallest
 from ..collection import Collection
 from ..metrics import metric
 from ..records import Record
@@ -32,22 +32,20 @@ def fits_records(origins: Iterable[Collection], scale: str = "forecast") -> tupl
 
 
 def fits(table: Table, scale: str, origins: list[Collection]) -> None:
-    """Peak, the smallest card that holds it, and step time where it is forecast, for each model, optimizer"
-    " and method."""
+    """Peak, the smallest card that holds it, and the step time there, for each model, optimizer and method."""
     found, label = fits_records(origins, scale)
     if not found:
         return
     heads = [Header("Model"), Header("Optimizer"), Header("Method")]
-    for name in ("Peak alloc. GB", "Peak res. GB", "Smallest card", "Room GB", "Step ms", "Tok/s"):
+    for name in ("Peak alloc. GB", "Peak res. GB", "Smallest card", "Room GB", "Step ms there", "Tok/s there"):
         heads.append(Header(name, kind="ours", panel="memory"))
     block = Block(f"reference: {label}" if label else None, heads)
     last = None
     for r in found:
         peak = peak_gb(r)
         card = smallest(peak)
-        values = [
-            metric(n).extract(r).value for n in ("peak_allocated_gb", "peak_reserved_gb", "step_ms", "tokens_per_s")
-        ]
+        values = [metric(n).extract(r).value for n in ("peak_allocated_gb", "peak_reserved_gb")]
+        times = card_times(r, card)
         if r.arm.get("model") != last:
             block.groups.append(len(block.rows))
             last = r.arm.get("model")
@@ -58,15 +56,17 @@ def fits(table: Table, scale: str, origins: list[Collection]) -> None:
         ]
         room = fmt.fixed(card.usable_gb - peak, 1) if card else fmt.DASH
         cells = [fmt.fixed(values[0], 2), fmt.fixed(values[1], 2), card.title if card else "none listed", room]
-        cells += [fmt.fixed(values[2], 1), fmt.fixed(values[3], 0)]
-        block.rows.append([*labels, Cell(what, kind="label"), *(Cell(c) for c in cells)])
+        on_it = [Cell(fmt.fixed(times[0], 1)), Cell(fmt.fixed(times[1], 0))]
+        if card is None and times[0] is not None:
+            on_it[0].reasons.append(f"no listed card holds it: the time is that of {r.arm.get('gpu')} if it did")
+        block.rows.append([*labels, Cell(what, kind="label"), *(Cell(c) for c in cells), *on_it])
         raw = {
             "model": last,
             "optimizer": r.arm.get("optimizer"),
             "method": r.arm.get("method"),
             "card": card and card.name,
         }
-        table.raw.append({**raw, "peak_allocated_gb": values[0], "peak_reserved_gb": values[1], "step_ms": values[2]})
+        table.raw.append({**raw, "peak_allocated_gb": values[0], "peak_reserved_gb": values[1], "step_ms": times[0]})
     table.blocks.append(block)
     table.has_records = True
     listed = ", ".join(f"{c.title} ({fmt.fixed(c.usable_gb, 1)} GB)" for c in cards())
@@ -77,7 +77,16 @@ def fits(table: Table, scale: str, origins: list[Collection]) -> None:
         f"Usable memory: {listed}.",
     ]
     shapes = sorted({str(r.get("data.batch_shape")) for r in found if r.get("data.batch_shape")})
-    table.notes += [f"Batch shape: {', '.join(shapes)}, every position filled."] if shapes else []
+    table.notes += [f"Batch shape: {', '.join(shapes)}, every position filled, for memory and time."] if shapes else []
+    hosts = sorted({str(r.get("time.forecast.host_cpu")) for r in found if r.get("time.forecast.host_cpu")})
+    if hosts:
+        table.notes.append(f"Step time: on the smallest card that holds it, with the host {', '.join(hosts)}.")
+
+
+def card_times(record: Record, card: Card | None) -> tuple[float | None, float | None]:
+    """Step in ms and tokens a second, every position filled: on ``card``, or on the record's own if none holds it."""
+    where = f"time.forecast.cards.{card.name}.filled" if card else "time.forecast.filled"
+    return record.number(f"{where}.step_ms"), record.number(f"{where}.tokens_per_s")
 
 
 def measured(table: Table, scale: str, origins: list[Collection]) -> None:
@@ -116,14 +125,13 @@ def _measured_row(
     if forecast is None:
         return
     device = str(r.get("environment.device_name") or "CUDA device")
-    same_card = _same_card(str(forecast.arm.get("gpu") or ""), device)
     row = [Cell(device, kind="label"), Cell(display("model", axes["model"]), kind="label")]
     row += [Cell(display("backend", axes["backend"]), kind="label"), Cell(setup(axes), kind="label")]
     raw: dict[str, Any] = {"device": device, **axes}
     for name, kept in errors.items():
         ours, theirs = metric(name).extract(r).value, metric(name).extract(forecast).value
-        if name == "step_ms" and not same_card:
-            theirs = None
+        if name == "step_ms" and not _same_card(str(forecast.arm.get("gpu") or ""), device):
+            theirs = _on_device(forecast, device)
         error = 100 * (theirs - ours) / ours if ours and theirs is not None else None
         kept += [error] if error is not None else []
         decimals = metric(name).decimals
@@ -132,6 +140,12 @@ def _measured_row(
         raw |= {name: ours, f"{name}.forecast": theirs, f"{name}.error_pct": error}
     block.rows.append(row)
     table.raw.append(raw)
+
+
+def _on_device(forecast: Record, device: str) -> float | None:
+    """The forecast's step in ms on the card that was measured, if it is one of those that it was made for."""
+    found = (card for card in cards() if _same_card(card.name, device))
+    return next((forecast.number(f"time.forecast.cards.{card.name}.step_ms") for card in found), None)
 
 
 def _same_card(gpu: str, device: str) -> bool:

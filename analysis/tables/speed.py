@@ -87,6 +87,13 @@ def step_time(table: Table, scale: str, origins: list[Collection]) -> None:
         ("Absolute step time", [s.error for s in found if s.error is not None], "%", 25.0),
     ):
         table.notes += [summary(name, errors, unit, goal, 1)] if errors else []
+    made = [r for s in found[:1] for r in find(s.row.axes, "step_ms", scale, origins, "Table 1")[0].ok[:1]]
+    table.notes += [
+        f"Forecast for {r.get('time.forecast.gpu')} with the measured host {r.get('time.forecast.host')}"
+        f" ({r.get('time.forecast.host_cpu')}), at the median of the drawn batch lengths."
+        for r in made
+        if r.get("time.forecast.host_cpu")
+    ]
     for place in dict.fromkeys(s.place for s in found):
         members = [s for s in found if s.place == place and s.ours is not None]
         if len(members) == 4:
@@ -94,13 +101,37 @@ def step_time(table: Table, scale: str, origins: list[Collection]) -> None:
 
 
 def _order(where: str, members: list[Step]) -> str:
-    ours, theirs = (
-        [display("method", s.row.axes["method"]) for s in sorted(members, key=key)]
-        for key in (lambda s: s.ours, lambda s: s.row.values["step_ms"])
-    )
+    by_ours, by_printed = (sorted(members, key=key) for key in (lambda s: s.ours, lambda s: s.row.values["step_ms"]))
+    ours, theirs = ([display("method", s.row.axes["method"]) for s in found] for found in (by_ours, by_printed))
     if ours == theirs:
         return f"{where}: the order of the four methods is the paper's."
+    noise = paper("sonar").about["same_seed_noise"]["step_ms_pct"]
+    swapped = [
+        (a.row.values["step_ms"], b.row.values["step_ms"])
+        for i, a in enumerate(by_printed)
+        for b in by_printed[i + 1 :]
+        if by_ours.index(a) > by_ours.index(b)
+    ]
+    if all(100 * abs(a - b) / a <= noise for a, b in swapped):
+        pairs = " and ".join(f"{fmt.fixed(a, 1)} and {fmt.fixed(b, 1)} ms" for a, b in swapped)
+        return (
+            f"{where}: the order of the four methods is the paper's, but for {pairs}, which differ by less than its own"
+            f" same-seed noise ({noise:g}%)."
+        )
     return f"{where}: ours {' < '.join(ours)}; the paper {' < '.join(theirs)}."
+
+
+def curve(data: Any) -> list[tuple[float, float]]:
+    """(host speed relative to the measured host, step in ms) from ``time.forecast.host_curve``; empty if there is
+    none.
+    """
+    points = []
+    for point in data if isinstance(data, list) else []:
+        if isinstance(point, dict) and isinstance(point.get("host_speed"), (int, float)):
+            step = point.get("step_ms")
+            if isinstance(step, (int, float)):
+                points.append((float(point["host_speed"]), float(step)))
+    return sorted(points)
 
 
 def sensitivity(table: Table, scale: str, origins: list[Collection]) -> None:

@@ -31,6 +31,8 @@ ScatterMoE (arXiv 2403.08245, §3; ``parallel_linear``)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,11 +41,26 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 
 from sonar_repro.errors import Unsupported, UserError
+from sonar_repro.timing.declared import kernel
 
 NAMES = ("sonicmoe_footprint", "scattermoe_footprint")
 
 #: Columns of one output tile of SonicMoE's backward kernel on compute capability 12.0; its row sums are fp32 partials.
 _TILE_COLUMNS = 128
+
+
+_real_tensors_allowed = False
+
+
+@contextmanager
+def on_real_tensors() -> Iterator[None]:
+    """Let footprints run on real tensors inside the block: to time the host, never to train."""
+    global _real_tensors_allowed
+    before, _real_tensors_allowed = _real_tensors_allowed, True
+    try:
+        yield
+    finally:
+        _real_tensors_allowed = before
 
 
 def register() -> None:
@@ -80,6 +97,7 @@ def sonicmoe_footprint(self: nn.Module, hidden_states: Tensor, top_k_index: Tens
     scores = scores.float()
     routing = tuple(torch.empty(n, **integers) for n in (rows, rows, rows, self.num_experts + 1, tokens + 1))
     counts = torch.empty(self.num_experts, **integers)
+    kernel("sonicmoe: routing", 2 * _bytes(expert_index, token_index, *routing), launches=4)
     activated, pre_activation = _SonicUp.apply(hidden_states, up, biases[0], *routing)
     output = _SonicDown.apply(activated, pre_activation, down, biases[1], scores, tokens, *routing)
     del token_index, expert_index, counts
@@ -94,6 +112,11 @@ class _SonicUp(Function):
         rows, gate_up = routing[0].numel(), weight.shape[0]
         activated = x.new_empty(rows, gate_up // 2)
         pre_activation = x.new_empty(rows, gate_up)
+        kernel(
+            "sonicmoe: up, SwiGLU",
+            _bytes(x, activated, pre_activation),
+            **_products(x, weight, rows, experts_last=True),
+        )
         ctx.save_for_backward(x, weight, bias, *routing)
         ctx.mark_non_differentiable(activated)
         ctx.set_materialize_grads(False)
@@ -106,6 +129,10 @@ class _SonicUp(Function):
         d_weight = torch.empty_like(weight)
         d_bias = None if bias is None else torch.empty_like(bias)
         dx = torch.empty_like(x)
+        product = _products(x, weight, dx_rows.shape[0], experts_last=True)
+        kernel("sonicmoe: dX by row", _bytes(d_pre_activation, dx_rows), **product)
+        kernel("sonicmoe: dW1", _bytes(x, d_pre_activation, d_weight), **{**product, "expert_bytes": 0})
+        kernel("sonicmoe: dX", _bytes(dx_rows, dx))
         del dx_rows
         return dx, d_weight, d_bias, *[None] * len(routing)
 
@@ -126,6 +153,9 @@ class _SonicDown(Function):
     ) -> Tensor:
         expert_rows = activated.new_empty(activated.shape[0], weight.shape[0])
         output = activated.new_empty(tokens, weight.shape[0])
+        product = _products(output, weight, activated.shape[0], experts_last=True)
+        kernel("sonicmoe: down", _bytes(activated, expert_rows), **product)
+        kernel("sonicmoe: sum over experts", _bytes(expert_rows, scores, output))
         ctx.save_for_backward(pre_activation, weight, bias, scores, *routing[:4])
         del expert_rows
         return output
@@ -141,6 +171,11 @@ class _SonicDown(Function):
         d_scores = torch.empty_like(scores)
         grouped_scores = torch.empty_like(scores)
         partial_sums = scores.new_empty(rows, -(-width // _TILE_COLUMNS))
+        product = _products(d_output, weight, rows, experts_last=True)
+        moved = _bytes(d_output, pre_activation, d_pre_activation, scaled, partial_sums)
+        kernel("sonicmoe: dH, dSwiGLU", moved, **product)
+        kernel("sonicmoe: dW2", _bytes(d_output, scaled, d_weight), **{**product, "expert_bytes": 0})
+        kernel("sonicmoe: dS", _bytes(partial_sums, d_scores))
         del scaled, grouped_scores, partial_sums
         return None, d_pre_activation, d_weight, d_bias, d_scores, *[None] * 6
 
@@ -156,6 +191,7 @@ def scattermoe_footprint(self: nn.Module, hidden_states: Tensor, top_k_index: Te
     offsets = torch.empty(self.num_experts, **integers)
     del counts
     routing = (sorted_experts, sorted_rows, offsets)
+    kernel("scattermoe: sort by expert", 2 * _bytes(top_k_index, *routing), launches=6)
     up = self.gate_up_proj if self.has_gate else self.up_proj
     up_bias = (self.gate_up_proj_bias if self.has_gate else self.up_proj_bias) if self.has_bias else None
     # A weight is used as [E, in, out]: a transposed view of transformers' usual [E, out, in].
@@ -178,6 +214,7 @@ class _ScatterLinear(Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scores: Tensor | None, fan_out: int, *routing: Tensor
     ) -> Tensor:
         output = x.new_empty(routing[0].numel(), weight.shape[2])
+        kernel("scattermoe: scatter2scatter", _bytes(x, output), **_products(x, weight, output.shape[0], fan_out))
         expanded = None
         if scores is not None:
             expanded = output.view(*scores.shape, output.shape[-1])
@@ -200,12 +237,41 @@ class _ScatterLinear(Function):
         d_bias = None if bias is None else torch.zeros_like(bias)
         if d_rows is None:
             d_rows = x.new_empty(sorted_experts.numel(), size_in)
+        product = _products(x, weight, sorted_experts.numel(), ctx.fan_out)
+        grouped = sorted_experts.numel() * x.element_size()  # bytes of a column of rows in expert order
+        if scores is not None:
+            kernel("scattermoe: group dO", _bytes(d_output) + grouped * size_out)
+        else:
+            kernel("scattermoe: group X", _bytes(x) + grouped * size_in)
+        kernel("scattermoe: dW", grouped * (size_in + size_out) + _bytes(d_weight), **{**product, "expert_bytes": 0})
+        kernel("scattermoe: scatter2scatter", grouped * (size_in + size_out), **product)
         dx = d_rows if ctx.fan_out == 1 else d_rows.view(x.shape[0], ctx.fan_out, size_in).sum(-2)
         return dx, d_weight, d_bias, d_scores, *[None] * 4
 
 
+def _bytes(*tensors: Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _products(x: Tensor, weight: Tensor, rows: int, fan_out: int = 0, experts_last: bool = False) -> dict[str, int]:
+    """What a grouped product over ``rows`` rows does beside its rows: 2·rows·(in·out) operations, the weights it reads.
+
+    ``weight`` holds one matrix an expert, experts in the first or the last dimension; ``x`` has a row a token (or, at
+    ``fan_out=1``, a row already for each of a token's experts).
+    """
+    experts = weight.shape[-1] if experts_last else weight.shape[0]
+    tokens = rows if fan_out == 1 else x.shape[0]
+    return {
+        "flops": 2 * rows * (weight.numel() // experts),
+        "expert_bytes": _bytes(weight),
+        "tokens": tokens,
+        "top_k": max(1, rows // tokens),
+        "experts": experts,
+    }
+
+
 def _check(module: nn.Module, hidden_states: Tensor, backend: str) -> None:
-    if not isinstance(hidden_states, FakeTensor):
+    if not (isinstance(hidden_states, FakeTensor) or _real_tensors_allowed):
         raise Unsupported(
             f"backend={backend}_footprint: allocates memory and computes nothing; use backend={backend} on a CUDA GPU,"
             " or scale=forecast"

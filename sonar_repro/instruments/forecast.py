@@ -46,6 +46,8 @@ class ForecastMeter(TrackerMeter):
         cap_bytes: the allocator's cap (``memory_cap_gb`` × 1e9), or ``None``.
         compute_capability: major version of the card, which decides cuBLAS's workspace.
         observers: passed to the tracker: called after every operator (time models).
+        recorder: a further observer that is told where steps and micro-batches start
+            (:class:`sonar_repro.timing.recorder.StepRecorder`).
     """
 
     source = "forecast"
@@ -56,7 +58,10 @@ class ForecastMeter(TrackerMeter):
         cap_bytes: int | None = None,
         compute_capability: int = 12,
         observers: Sequence[Callable[..., None]] = (),
+        recorder: Any = None,
     ) -> None:
+        self.recorder = recorder
+        observers = (*observers, recorder) if recorder is not None else tuple(observers)
         self.cap_bytes = cap_bytes
         self.workspace = cublas_workspace_bytes(compute_capability)
         model = CudaModel(self.workspace)
@@ -101,7 +106,11 @@ class ForecastMeter(TrackerMeter):
             lengths = list(length) if isinstance(length, Sequence) else [length] * accumulation
             self._recorded.append(lengths)
             self.tracker.step(len(self._recorded))
+            if self.recorder is not None and len(self._recorded) > 1:
+                self.recorder.step(lengths)
             step(self._micro_batches(environment, batch_size, lengths, padded))
+            if self.recorder is not None:
+                self.recorder.end()
 
         self.phase("warmup")
         record(drawn[0])
@@ -177,4 +186,6 @@ class ForecastMeter(TrackerMeter):
     ) -> Iterator[dict[str, torch.Tensor]]:
         for index, length in enumerate(lengths):
             self.tracker.micro_batch(index)
+            if self.recorder is not None:
+                self.recorder.micro_batch(index)
             yield environment.batch(batch_size, length, padded=padded)

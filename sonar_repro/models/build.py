@@ -82,7 +82,7 @@ def _config_from(source: str) -> Any:
         ) from error
 
 
-def class_error(error: ValueError, config: Any, attention: str) -> ValueError:
+def class_error(error: ValueError, config: Any, attention: str | None) -> ValueError:
     """A UserError where transformers says that a class does not exist or lacks an attention; else ``error`` itself."""
     if "Unrecognized configuration class" in str(error):
         return UserError(f"model.config: model_type={config.model_type} has no causal LM class in transformers")
@@ -94,7 +94,7 @@ def class_error(error: ValueError, config: Any, attention: str) -> ValueError:
 
 
 def build_random(
-    config: Any, *, dtype: torch.dtype, device: torch.device | str, experts: str, attention: str, seed: int
+    config: Any, *, dtype: torch.dtype, device: torch.device | str, experts: str, attention: str | None, seed: int
 ) -> Any:
     """A model with seeded random weights, created on ``device`` in ``dtype``.
 
@@ -113,7 +113,7 @@ def build_random(
 
 
 def load_pretrained(
-    model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, experts: str, attention: str
+    model: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, experts: str, attention: str | None
 ) -> Any:
     """Load safetensors weights from the hub's cache or a local folder, straight to ``device`` in ``dtype``.
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..config import Config, accumulation_mode
+from ..config import Config
+from ..identity import accumulation_mode
 from ..methods import Schedule, ScheduledOptimizer
 from ..models.experts import find_expert_tensors
 from ..optim.factory import make_factory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from ..config import Config
@@ -10,6 +10,9 @@ from ..instruments.forecast import ForecastMeter
 from ..models.build import DTYPES, architecture
 from ..models.experts import find_expert_tensors
 from ..models.fake import FAKE_IMPLEMENTATIONS, fake_environment
+from ..timing import host as hosts
+from ..timing.forecast import forecast_time
+from ..timing.recorder import StepRecorder
 from . import distributed
 from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler, roles_of, state_bytes
 from .fake_group import fake_group, stand_in
@@ -24,16 +27,20 @@ class ForecastOutOfMemory(MemoryError):
 
 
 def run(config: Config, report: Any) -> None:
-    """Peak memory of an arm at full size without a GPU. Ends as ``oom`` where the cap would have been too small.
+    """Peak memory and step time of an arm at full size without a GPU. ``oom`` where the cap would be too small.
 
-    Under data parallel it is rank 0's: FSDP2 and DDP run for real on a group without communication.
+    Under data parallel the memory is rank 0's (FSDP2 and DDP run for real on a group without communication), and no
+    time is forecast.
     """
     prepare_process(config)
+    hosts.load(config.host)  # a mistake is said before a minute has gone by
     report.phase("load")
     cap = None if config.memory_cap_gb is None else int(config.memory_cap_gb * 1e9)
     capability = config.gpu.compute_capability
-    meter = ForecastMeter(cap_bytes=cap, compute_capability=capability)
+    recorder = StepRecorder() if config.parallel.name == "none" else None
+    meter = ForecastMeter(cap_bytes=cap, compute_capability=capability, recorder=recorder)
     with fake_group(config.parallel.processes), fake_environment() as fake, ExitStack() as metered:
+        metered.enter_context(recorder or nullcontext())
         if config.parallel.name != "fsdp2":
             metered.enter_context(meter)
         meter.phase("load")
@@ -60,7 +67,7 @@ def run(config: Config, report: Any) -> None:
     report.section("memory", memory)
     report.section("roles", roles_of(optimizer))
     report.section("counts", counts_of(optimizer, optimizer.steps, 0, config.accumulation))
-    report.section("time", {"source": "forecast", "step_s": None, "window": None, "median_s": None, "reason": NOT_RUN})
+    report.section("time", time_section(recorder, config, model, memory))
     report.section("loss", {"train": None, "heldout": None, "heldout_reason": NOT_RUN})
     if config.task.timeline:
         report.section("timeline", meter.timeline())
@@ -68,6 +75,18 @@ def run(config: Config, report: Any) -> None:
         where = meter.oom
         report.phase_name = f"{where['phase']}, step {where['step']}, {where['region']}"
         raise ForecastOutOfMemory(f"memory_cap_gb={config.memory_cap_gb:g}: {describe_oom(where)}")
+
+
+def time_section(recorder: StepRecorder | None, config: Config, model: Any, memory: dict[str, Any]) -> dict[str, Any]:
+    """The record's ``time``: nothing was timed, and ``forecast`` holds what the step would take."""
+    not_timed = {"source": "forecast", "step_s": None, "window": None, "median_s": None}
+    if recorder is None:
+        why = f"parallel={config.parallel.name}: the forecast of time knows no communication"
+        return {**not_timed, "reason": why}
+    trained = sum(p.requires_grad for p in model.parameters())
+    reserved = memory["measured"]["peak_reserved_bytes"]
+    block = forecast_time(recorder, config, trained, reserved)
+    return {**not_timed, "reason": "nothing was timed; see time.forecast", "forecast": block}
 
 
 def build(config: Config, fake: Any) -> Any:

@@ -11,10 +11,11 @@ import torch
 
 from ..backends import parity, require
 from ..backends.registry import ran_implementation
-from ..config import Config, fingerprint
+from ..config import Config
 from ..data import Batch, BatchStream, DataSpec, load_corpus, sequential_batches
 from ..data import load_tokenizer as embedded_tokenizer
 from ..errors import UserError
+from ..identity import fingerprint
 from ..instruments.diagnosis import Diagnosis
 from ..instruments.kernels import profile_steps
 from ..instruments.memory import CudaHistory, CudaMeter, TrackerMeter

@@ -10,6 +10,7 @@ from analysis.claims import judged
 from analysis.synthetic import record
 from analysis.tables import TABLES
 from analysis.tables.build import build
+from analysis.tables.mechanisms import crossing
 
 
 def rows(made) -> list[list[str]]:
@@ -63,6 +64,65 @@ def test_sensitivity_shows_how_a_change_moves_with_each_constant(tmp_path: Path)
     sonar["time"]["forecast"] = {"sensitivity": {"bandwidth": {"low": 120.0, "high": 90.0}}}
     t = build(TABLES["forecast_sensitivity"], "forecast", origins(tmp_path, [base, sonar]))
     assert rows(t) == [["OLMoE-1B-7B", "SonicMoE", "Sonar-MoE", "−20.0% / −10.0%"]]
+
+
+def with_forecast(made: dict, ms: float, curve: dict | None = None, **cards: float) -> dict:
+    """The record with a forecast step time only, on its own card and on others (synthetic)."""
+    made["time"] = {"source": "forecast", "median_s": None, "forecast": {"step_ms": ms, "host": "made up"}}
+    made["time"]["forecast"]["cards"] = {c: {"step_ms": v, "filled": {"step_ms": 2 * v}} for c, v in cards.items()}
+    if curve:
+        made["time"]["forecast"]["host_curve"] = [{"host_speed": x, "step_ms": y} for x, y in curve.items()]
+    return made
+
+
+def test_fits_shows_the_step_time_on_the_card_that_holds_it(tmp_path: Path):
+    small = cards()[0]
+    fitting = with_forecast(arm("forecast", "fits", method=SONAR), 100.0, **{small.name: 300.0})
+    made = [with_peak(fitting, 1.0, small.usable_gb), arm("forecast", "fits", method=G)]
+    with_peak(with_forecast(made[1], 100.0), 1.0, 10_000.0)["time"]["forecast"]["filled"] = {"step_ms": 120.0}
+    found = {row[2]: row for row in rows(build(TABLES["fits"], "forecast", origins(tmp_path, made)))}
+    assert found["Sonar-MoE"][5] == small.title and found["Sonar-MoE"][7] == "600.0"
+    assert found["Standard (global clip)"][5] == "none listed" and found["Standard (global clip)"][7].startswith(
+        "120.0"
+    )
+
+
+def test_a_measured_card_is_held_against_the_forecast_of_that_card(tmp_path: Path):
+    """A synthetic measurement: nothing here was run on a GPU."""
+    forecast = with_peak(with_forecast(arm("forecast", method=SONAR), 100.0, h200=60.0), 43.5, 44.0)
+    forecast["arm"]["gpu"] = "rtx_pro_6000"
+    one = with_step(with_peak(arm("paper", method=SONAR), 43.57, 44.24), 50.0)
+    one["environment"]["device_name"] = "NVIDIA H200"
+    found = rows(build(TABLES["forecast_measured"], "paper", origins(tmp_path, [forecast, one])))
+    assert [row[10:] for row in found] == [["50.0", "60.0", "+20.00%"]]
+
+
+def test_mechanisms_derive_costs_from_steps_and_find_the_host_that_would_fit(tmp_path: Path):
+    steps = {("olmoe", "sonar"): 116.1, ("olmoe", "sonar_per_expert"): 116.1 + 2.016 * 11.7}
+    steps |= {("granite", "sonar"): 84.4, ("granite", "sonar_per_expert"): 84.4 + 2.496 * 30}
+    made = [with_forecast(arm("forecast", "table3", model=m, method=k), ms) for (m, k), ms in steps.items()]
+    for method, ms in (("standard_no_expert_clip", 200.0), (SONAR, 237.0), (G, 225.0)):
+        made.append(with_forecast(arm("forecast", "table8", method=method, accumulation=2), ms))
+    for method, curve in ((G, {1.0: 100.0, 2.0: 100.0}), ("standard_no_expert_clip", {1.0: 90.0, 2.0: 80.0})):
+        made.append(with_forecast(arm("forecast", model="granite", method=method), curve[1.0], curve))
+    t = build(TABLES["forecast_mechanisms"], "forecast", origins(tmp_path, made))
+    found = {row[1]: row for row in rows(t) if len(row) == 6}
+    assert found["OLMoE-1B-7B: an extra optimizer call"][3:] == ["11.7", "11.7", "0.0"]
+    assert found["Granite-3.1-3B: an extra optimizer call"][3:] == ["30.0", "24.5", "+5.5"]
+    assert found["A = 2: an extra update"][3:] == ["37.0", "37.5", "−0.5"]
+    assert found["A = 2: Sonar against global clip"][3] == "5.3"
+    host = next(row for row in rows(t) if row[0] == "SonicMoE, Standard (no expert clip)")
+    assert host[1] == "−10.0%" and host[-2:] == ["−12.4%", "×1.24"]  # −10% at 1, −20% at 2: −12.4% at 1.24
+    assert crossing([(1, 5.0), (2, 0.0), (4, 5.0)], 2.5) == [1.5, 3.0] and crossing([(1, 5.0), (2, 4.0)], 0) == []
+
+
+def test_an_order_within_the_papers_own_noise_is_said_to_be_the_papers(tmp_path: Path):
+    printed = dict(zip(FOUR, (160.2, 133.3, 131.0, 133.2)))
+    made = [with_step(arm(method=m, backend="scattermoe"), ms + (m == SONAR)) for m, ms in printed.items()]
+    t = build(TABLES["forecast_time"], "forecast", origins(tmp_path, made))
+    assert any(
+        "but for 133.2 and 133.3 ms, which differ by less than its own same-seed noise (1.4%)" in n for n in t.notes
+    )
 
 
 def nanowhale(optimizer: str, experiment: str = "mesh_table1", **sections) -> dict:

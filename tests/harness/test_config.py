@@ -11,7 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from sonar_repro import config as configs
 from sonar_repro.__main__ import main
-from sonar_repro.config import GROUPS, arm_id, axes, conf_dir, fingerprint, from_dict, parameter_count, resolve
+from sonar_repro.config import GROUPS, conf_dir, from_dict, resolve
+from sonar_repro.identity import arm_id, axes, fingerprint, parameter_count
 
 CONF = conf_dir()
 FILES = sorted(p.relative_to(CONF) for p in CONF.rglob("*.yaml"))
@@ -74,6 +75,8 @@ def test_an_override_narrows_a_sweep_without_duplicates(capsys, tmp_path):
 
 MISTAKES = [
     (["model=olmo"], ["model=olmo", "did you mean olmoe", "granite"]),
+    (["gpu=h300"], ["gpu=h300", "did you mean h200", "conf/gpu/h300.yaml"]),
+    (["scale=forecast", "host=laptop"], ["host=laptop", "choose one of amd_epyc", "measure_host FILE.json"]),
     (["stps=3"], ["stps", "did you mean steps"]),
     (["foo.bar=3"], ["foo"]),
     (["+foo=3"], ["foo"]),

@@ -7,10 +7,10 @@ import fake_cuda
 import pytest
 from composing import composed, run_main
 
-from sonar_repro import child, headroom, plan, runner
-from sonar_repro import config as configs
-from sonar_repro.config import fingerprint, from_dict
+from sonar_repro import checks, child, headroom, plan, runner
+from sonar_repro.config import from_dict
 from sonar_repro.errors import UserError
+from sonar_repro.identity import fingerprint
 
 GB = 1_000_000_000
 CARD = "560.35.03, 450.00, 1200, 1980, 41, 517\n"
@@ -104,7 +104,7 @@ def test_caps_do_not_make_a_card_smaller(card, tmp_path):
 def test_a_forecast_arm_is_the_same_arm_on_fake_tensors(tmp_path):
     arm = paper("method=sonar", "batch_size=4", "optimizer=adamw8bit", "memory_cap_gb=46", "data.max_length=128")
     forecast = headroom.forecast_config(arm, 9)
-    configs.check(forecast)
+    checks.check(forecast)
     assert forecast.scale.name == "forecast" and forecast.scale.device == "fake" and forecast.memory_cap_gb is None
     assert (forecast.batch_size, forecast.data.max_length, forecast.gpu.compute_capability) == (4, 128, 9)
     assert forecast.method == arm.method and forecast.optimizer == arm.optimizer and forecast.model == arm.model

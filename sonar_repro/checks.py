@@ -1,0 +1,183 @@
+"""What one field of a config alone cannot know: values, and combinations that no run can honour. Imports no torch.
+
+Each refusal is one line with the dotted key, the value and the way out, before a model is built.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .config import Config, host_file
+from .data.spec import DataSpec
+from .errors import UserError
+
+
+def _bad(key: str, value: Any, allowed: str) -> UserError:
+    return UserError(f"{key}={value}: {allowed}")
+
+
+CHOICES = {
+    "schedule": ("cosine", "constant"),
+    "autocast": (None, "bfloat16"),
+    "outputs": ("dropped", "kept"),
+    "accumulation_mode": (None, "standard", "update_each", "fold"),
+    "scale.name": ("smoke", "forecast", "paper"),
+    "scale.dtype": ("bfloat16", "float32"),
+    "scale.device": ("auto", "cpu", "cuda", "fake"),
+    "model.weights": ("random", "pretrained"),
+    "method.in_backward": ("none", "experts", "all"),
+    "method.granularity": ("tensor", "expert"),
+    "data.kind": ("instructions", "text"),
+    "data.source": ("embedded", "hub", "path", "synthetic"),
+    "parallel.name": ("none", "ddp", "fsdp2"),
+    "parallel.backend": ("auto", "gloo", "nccl"),
+}
+AT_LEAST = {
+    "batch_size": 1,
+    "accumulation": 1,
+    "steps": 1,
+    "warmup_steps": 0,
+    "window_start": 1,
+    "checkpoint_every": 0,
+    "seed": 0,
+    "repeat": 1,
+    "threads": 1,
+    "parallel.processes": 1,
+    "data.max_length": 2,
+    "learning_rate": 0,
+    "final_learning_rate": 0,
+}
+
+
+def _get(config: Config, dotted: str) -> Any:
+    value: Any = config
+    for part in dotted.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def check(config: Config) -> None:
+    """Refuse early, in one line (rule 2): ranges, choices, then the pairs of fields that must agree."""
+    for key, allowed in CHOICES.items():
+        value = _get(config, key)
+        if value not in allowed:
+            raise _bad(key, value, "choose one of " + ", ".join("null" if a is None else str(a) for a in allowed))
+    for key, low in AT_LEAST.items():
+        value = _get(config, key)
+        if value < low:
+            raise _bad(key, value, f"must be at least {low}")
+    if config.warmup_steps > config.steps:
+        raise _bad("warmup_steps", config.warmup_steps, f"longer than the run; use at most steps={config.steps}")
+    if config.window_start > config.steps:
+        raise _bad("window_start", config.window_start, f"no step would be timed; use at most steps={config.steps}")
+    if config.method.max_grad_norm <= 0:
+        raise _bad(
+            "method.max_grad_norm",
+            config.method.max_grad_norm,
+            "must be positive; use method.clip=none to clip nothing",
+        )
+    if config.memory_cap_gb is not None and config.memory_cap_gb <= 0:
+        raise _bad("memory_cap_gb", config.memory_cap_gb, "must be positive, in units of 1e9 bytes, or null")
+    if config.scale.name == "forecast" and not host_file(config.host).is_file():
+        known = ", ".join(sorted(path.stem for path in host_file("").parent.glob("*.json")))
+        how = "python -m sonar_repro.timing.measure_host FILE.json measures this machine"
+        raise _bad("host", config.host, f"unknown; choose one of {known}, or give a file ({how})")
+    _check_accumulation(config)
+    _check_data(config)
+    _check_parallel(config)
+
+
+KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on the card or on the host
+
+
+def _check_accumulation(config: Config) -> None:
+    """CASES "Updates inside backward" 1: refused before a model is built, unless the method declares it."""
+    mode, method = config.accumulation_mode, config.method
+    if method.in_backward == "none":
+        if mode not in (None, "standard"):
+            raise _bad("accumulation_mode", mode, f"method={method.name} keeps its gradients; use standard")
+    elif mode == "standard" and method.clip not in KEEPS_GRADIENTS:
+        raise _bad(
+            "accumulation_mode", mode, f"method={method.name} frees gradients in backward; use update_each or fold"
+        )
+    elif method.in_backward == "all" and config.accumulation > 1 and mode is None:
+        raise _bad(
+            "accumulation",
+            config.accumulation,
+            f"method={method.name} cannot accumulate: it updates at every micro-batch; "
+            "say accumulation_mode=update_each or use a standard method",
+        )
+
+
+def _check_data(config: Config) -> None:
+    data = config.data
+    if data.source == "path":
+        if not data.path:
+            raise _bad("data.path", data.path, "name a JSONL file with instruction, input and output")
+        if not Path(data.path).is_file():
+            raise _bad("data.path", data.path, "no such file; give a JSONL file with instruction, input and output")
+    elif data.path and data.source != "hub":
+        raise _bad("data.path", data.path, "choose data=own with it (python -m sonar_repro data=own data.path=FILE)")
+    if data.source != "synthetic":
+        if data.train_examples is not None and data.train_examples < config.batch_size:
+            too_few = f"fewer than one batch of batch_size={config.batch_size}"
+            raise _bad("data.train_examples", data.train_examples, too_few)
+        DataSpec.of(data)
+
+
+def _check_parallel(config: Config) -> None:
+    name, processes = config.parallel.name, config.parallel.processes
+    if name == "none" and processes != 1:
+        raise _bad("parallel.processes", processes, "choose parallel=ddp or parallel=fsdp2 with it")
+    if name == "none":
+        return
+    if processes == 1:
+        raise _bad("parallel.processes", processes, f"parallel={name} needs at least 2; leave parallel out")
+    if config.task.profile and (name == "fsdp2" or config.method.in_backward != "none"):
+        raise _bad("task.profile", True, f"rank 0 alone is profiled, and parallel={name} trains on all; leave one out")
+    if name == "fsdp2":
+        _check_sharded(config)
+
+
+def _check_sharded(config: Config) -> None:
+    """What parallel=fsdp2 cannot honour: whole matrices, single experts or blocks of a sharded tensor, checkpoints."""
+    from .methods.schedule import SHARDED_CLIPS
+    from .optim.factory import MESH_NAMES
+
+    method, kind = config.method, config.optimizer.kind
+    refused = [
+        (
+            method.granularity == "expert",
+            "method.granularity",
+            method.granularity,
+            "experts are spread over the ranks, so their hooks fire per tensor; use method=sonar, or parallel=ddp",
+        ),
+        (
+            method.clip not in SHARDED_CLIPS,
+            "method.clip",
+            method.clip,
+            f"needs whole gradients in their hooks; choose {', '.join(SHARDED_CLIPS)}, or parallel=ddp",
+        ),
+        (
+            config.accumulation_mode == "fold",
+            "accumulation_mode",
+            "fold",
+            "not for sharded parameters; use update_each, or parallel=ddp",
+        ),
+        (
+            kind == "adamw8bit" or kind in MESH_NAMES,
+            "optimizer",
+            config.optimizer.name,
+            "needs whole tensors, and parallel=fsdp2 shards them; use adamw, sgd or lion, or parallel=ddp",
+        ),
+        (
+            config.checkpoint_every > 0,
+            "checkpoint_every",
+            config.checkpoint_every,
+            "sharded checkpoints are not built; use checkpoint_every=0, or parallel=ddp",
+        ),
+    ]
+    for wrong, key, value, way in refused:
+        if wrong:
+            raise _bad(key, value, f"with parallel=fsdp2: {way}")
