@@ -61,6 +61,7 @@ class Look:
     from_scratch: bool = False  # the paper starts from random weights itself
     sources: set[str] = field(default_factory=set)
     devices: set[str] = field(default_factory=set)
+    timed: bool = False  # a time was asked for
 
     def arm(self, **axes: Any) -> Arm:
         """The arm of the paper's usual set-up with these axes; at smoke scale with the smoke backend."""
@@ -86,6 +87,7 @@ class Look:
     def value(self, arm: Arm, name: str) -> float:
         """Mean over seeds. Raises Missing."""
         arm = self.holding(arm, name)
+        self.timed |= metric(name).same_device
         found = arm.value(name)
         if found.mean is None:
             raise Missing(f"{metric(name).label} of {describe(arm)}")
@@ -162,9 +164,14 @@ def judge(claim: Claim, origins: Sequence[Collection]) -> Verdict:
                     if experiment is None:
                         lacking.setdefault(scale, str(missing))
                     continue
+                if look.timed and scale == "forecast":  # a model of the hardware cannot refute a stopwatch, nor confirm it
+                    says = f"the forecast of time {'agrees' if holds else 'does not agree'}: {figures}"
+                    lacking[scale] = says
+                    break
                 return Verdict(HOLDS if holds else FAILS, figures, look.evidence)
-    needs = "; ".join(f"at {scale} scale: {what}" for scale, what in lacking.items())
-    return Verdict(NOT_MEASURED, f"needs {needs}" if needs else "needs records")
+    said = [what for what in lacking.values() if what.startswith("the forecast of time")]
+    needs = "; ".join(f"at {scale} scale: {what}" for scale, what in lacking.items() if what not in said)
+    return Verdict(NOT_MEASURED, "; ".join([*said, f"needs {needs}" if needs else "needs records"]))
 
 
 # -- shapes that many claims share -----------------------------------------------------------------------------------

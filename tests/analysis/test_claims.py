@@ -126,6 +126,17 @@ def test_forecasts_show_memory_and_say_so_but_no_quality(tmp_path: Path):
     assert found["loss"].status == NOT_MEASURED
 
 
+@pytest.mark.parametrize("ms, says", [(80.0, "agrees"), (99.0, "does not agree")])
+def test_a_forecast_of_time_neither_confirms_nor_refutes(tmp_path: Path, ms: float, says: str):
+    grid = [(m, b, o) for m in (G, SONAR) for b in ("sonicmoe", "scattermoe") for o in ("olmoe", "granite")]
+    made = [arm(method=m, backend=b, model=o) for m, b, o in grid]
+    for one in made:
+        step_ms = ms if one["arm"]["method"] == SONAR else 100.0
+        one["time"] = {"source": "forecast", "median_s": None, "forecast": {"step_ms": step_ms}}
+    found = verdicts(origins(tmp_path, made))["speed"]
+    assert found.status == NOT_MEASURED and f"the forecast of time {says}:" in found.figures
+
+
 def test_a_measurement_counts_before_a_forecast(tmp_path: Path):
     made = [
         with_peak(arm(scale, method=m), gb)

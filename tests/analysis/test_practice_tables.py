@@ -185,3 +185,13 @@ def test_hidden_momentum_diagnostics_and_roles_feed_their_claims(tmp_path: Path)
     lost = {**good, "cosine": 0.43}  # what a zero_grad between prepare and backward does
     found = origins(tmp_path / "b", [nanowhale("mesh", hidden_momentum=lost)])
     assert {c.name: v.status for c, v in judged(found)}["lifecycle"] == "fails"
+
+
+@pytest.mark.parametrize("adamw, says", [(4.5, "closes 50% of the gap"), (5.5, "no gap for the ablations to close")])
+def test_a_share_of_the_gap_is_said_only_where_adamw_is_ahead(tmp_path: Path, adamw: float, says: str):
+    made = []
+    for optimizer, loss in (("mesh_adamw", adamw), ("direct", 5.0), ("direct_routed_adamw", 4.75)):
+        made.append(nanowhale(optimizer, "mesh_table3"))
+        made[-1]["loss"]["heldout"] = loss
+    notes = build(TABLES["mesh_table3"], "smoke", origins(tmp_path, made)).notes
+    assert sum(says in note for note in notes) == 1 and sum("gap" in note for note in notes) == 1
