@@ -53,6 +53,11 @@ def _run_one(config: Any) -> dict[str, Any] | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Compose, run, and turn a user's mistake into one line and exit code 2."""
+    if (sys.argv[1:] if argv is None else argv) in (["--help"], ["-h"]):
+        from . import help
+
+        print(help.text())
+        return 0
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     import hydra
     from hydra.core.plugins import Plugins

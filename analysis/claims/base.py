@@ -164,7 +164,9 @@ def judge(claim: Claim, origins: Sequence[Collection]) -> Verdict:
                     if experiment is None:
                         lacking.setdefault(scale, str(missing))
                     continue
-                if look.timed and scale == "forecast":  # a model of the hardware cannot refute a stopwatch, nor confirm it
+                if (
+                    look.timed and scale == "forecast"
+                ):  # a model of the hardware cannot refute a stopwatch, nor confirm it
                     says = f"the forecast of time {'agrees' if holds else 'does not agree'}: {figures}"
                     lacking[scale] = says
                     break

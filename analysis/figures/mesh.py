@@ -84,21 +84,36 @@ def draw_frontier(origins: Sequence[Collection], scale: str) -> Drawn:
             break
     else:
         return Drawn(None, missing=True)
-    figure, (axes,) = style.new(1, 3.6, width=6.0)
+    groups = [points]
+    if len(near := _near(points)) < len(points):
+        groups.append(near)
+    figure, panels = style.new(len(groups), 3.6, width=6.0 if len(groups) == 1 else 8.6)
     unit, symbol = (1e-3, "MB") if max(p[1] for p in points) < 1 else (1, "GB")
-    for optimizer, size, loss, spread in points:
-        colour, marker = look(optimizer)
-        look_of_it = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none"}
-        name = NAMES.get(optimizer, optimizer)
-        axes.errorbar(size / unit, loss, yerr=spread, capsize=3, elinewidth=1, label=name, **look_of_it)
-    axes.set_xlabel(f"Optimizer state and hidden buffer ({symbol})")
-    axes.set_ylabel("Evaluation loss (nats per token)")
-    axes.set_xlim(left=0)
-    axes.margins(x=0.08, y=0.12)
-    handles, labels = axes.get_legend_handles_labels()
+    for axes, group in zip(panels, groups):
+        for optimizer, size, loss, spread in group:
+            colour, marker = look(optimizer)
+            look_of_it = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none", "alpha": 0.85}
+            name = NAMES.get(optimizer, optimizer)
+            axes.errorbar(size / unit, loss, yerr=spread, capsize=3, elinewidth=1, label=name, **look_of_it)
+        axes.set_xlabel(f"Optimizer state and hidden buffer ({symbol})")
+        axes.margins(x=0.08, y=0.12)
+    panels[0].set_ylabel("Evaluation loss (nats per token)")
+    panels[0].set_xlim(left=0)
+    if len(groups) == 2:
+        panels[0].set_title("All arms")
+        panels[1].set_title("The lowest of them, enlarged")
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=7.5, frameon=False)
     caption = "Memory–quality frontier: lower left is better; bars are a standard deviation over seeds; measured."
     return Drawn(figure, caption, origin.label, missing=len(points) < len(_expected()))
+
+
+def _near(points: list[tuple[str, float, float, float | None]]) -> list[tuple[str, float, float, float | None]]:
+    """The points in the lowest quarter of the range of losses, if they are more than one; else all."""
+    losses = [loss for _, _, loss, _ in points]
+    bound = min(losses) + 0.25 * (max(losses) - min(losses))
+    near = [point for point in points if point[2] <= bound]
+    return near if len(near) > 1 else points
 
 
 def _expected() -> list[str]:

@@ -237,3 +237,12 @@ def test_help_and_config_errors_import_no_torch():
     for argv, expected in ((["--help"], 0), (["model=olmo"], 2), (["+experiment=table1", "dry_run=true"], 0)):
         done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=root)
         assert done.returncode == expected, (argv, done.stderr)
+
+
+def test_help_is_what_hydra_would_print():
+    """With an override Hydra itself prints it."""
+    said = []
+    for argv in (["--help"], ["-h"], ["--help", "seed=42"]):
+        done = subprocess.run([sys.executable, "-m", "sonar_repro", *argv], capture_output=True, text=True, check=True)
+        said.append(done.stdout)
+    assert said[0] == said[1] == said[2] and "method: optimizer_in_backward, sonar" in said[0]
