@@ -136,6 +136,8 @@ def _check_parallel(config: Config) -> None:
         raise _bad("parallel.processes", processes, f"parallel={name} needs at least 2; leave parallel out")
     if config.task.profile and (name == "fsdp2" or config.method.in_backward != "none"):
         raise _bad("task.profile", True, f"rank 0 alone is profiled, and parallel={name} trains on all; leave one out")
+    if config.task.timeline and config.scale.device != "fake":
+        raise _bad("task.timeline", True, f"rank 0 alone is traced, and parallel={name} trains on all; leave one out")
     if name == "fsdp2":
         _check_sharded(config)
 

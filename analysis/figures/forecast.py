@@ -76,7 +76,10 @@ def draw_hosts(origins: Sequence[Collection], scale: str) -> Drawn:
         axes.set_title(display("model", model))
         axes.set_xlabel("Host speed (1: the host measured)")
     panels[0].set_ylabel("Step time against global clip (%)")
-    style.outside_legend(figure, panels[0], 3)
+    panels[0].plot(
+        [], [], color="#555555", linewidth=1, linestyle=(0, (4, 2)), label="printed (its colour: the method)"
+    )
+    style.outside_legend(figure, panels[0], 2)
     caption = "Forecast change of step time over the host's speed; dashed: printed. No host is picked to fit."
     return Drawn(figure, caption, origin.label)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from sonar_repro.errors import UserError
-from sonar_repro.instruments.tracker import OWNERS, REGIONS, EventLog
+from sonar_repro.instruments.tracker import OWNERS, REGIONS, AllocationTracker, EventLog
 
 
 def step_timeline(log: EventLog, step: str | int, points: int = 240) -> dict[str, Any]:
@@ -45,6 +48,32 @@ def step_timeline(log: EventLog, step: str | int, points: int = 240) -> dict[str
         "bytes": {owner: [series[index][code] for index in kept] for code, owner in enumerate(OWNERS)},
         "peak_bytes": {**peaks, "total": max(map(sum, series))},
     }
+
+
+def traced_step(
+    model: torch.nn.Module,
+    experts: Iterable[torch.nn.Parameter],
+    state: Iterable[torch.Tensor],
+    step: Callable[[], Any],
+) -> dict[str, Any]:
+    """The timeline of one real training step, on any device: its storages as PyTorch creates and drops them.
+
+    Args:
+        model: with all its weights; no gradient is alive.
+        experts: the parameters whose gradients are told from the others.
+        state: the optimizer's tensors.
+        step: runs the step; it is slowed down by the tracker and must not be timed.
+    """
+    tracker = AllocationTracker(events=True)
+    with tracker:
+        tracker.attach(model, experts)
+        tracker.track(state, "optimizer_state")
+        tracker.step(1)
+        step()
+        tracker.step("end")
+    tracker.detach()
+    assert tracker.log is not None
+    return step_timeline(tracker.log, 1)
 
 
 def _span(log: EventLog, step: str) -> tuple[int, int]:

@@ -101,6 +101,12 @@ def state_bytes(optimizer: ScheduledOptimizer) -> dict[str, int]:
     return {"optimizer_state_bytes": optimizer.optimizer_state_bytes(), "hidden_buffer_bytes": hidden}
 
 
+def state_tensors(optimizer: ScheduledOptimizer) -> list[torch.Tensor]:
+    """Every tensor that the inner optimizers keep between steps."""
+    states = [state for inner in inner_optimizers(optimizer) for state in inner.state.values()]
+    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
+
 def inner_optimizers(optimizer: ScheduledOptimizer) -> list[torch.optim.Optimizer]:
     """The optimizers behind the schedule."""
     return [inner.optimizer for inner in optimizer._inners]

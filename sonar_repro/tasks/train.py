@@ -19,6 +19,7 @@ from ..identity import fingerprint
 from ..instruments.diagnosis import Diagnosis
 from ..instruments.kernels import profile_steps
 from ..instruments.memory import CudaHistory, CudaMeter, TrackerMeter
+from ..instruments.timeline import traced_step
 from ..instruments.timer import StepTimer
 from ..machine import gpu_facts, shared_card
 from ..models.build import (
@@ -40,6 +41,7 @@ from .assemble import (
     make_scheduler,
     roles_of,
     state_bytes,
+    state_tensors,
 )
 from .evaluate import changed_weights, evaluate
 from .setup import device_of, environment, lift_memory_cap, prepare_process, set_memory_cap
@@ -325,6 +327,9 @@ class Training:
         if config.task.profile:
             report.phase("profile")
             time["kernel_breakdown"] = self.profile()
+        if config.task.timeline:
+            report.phase("timeline")
+            report.section("timeline", self.timeline())
         report.phase("evaluate")
         heldout = sequential_batches(self.corpus.heldout, config.batch_size, self.corpus.pad_id)
         report.section(
@@ -341,19 +346,28 @@ class Training:
         checkpoint.remove(self)
 
     def profile(self) -> dict[str, Any]:
-        """Kernel time by kind (Figure 3) over the next batches; at learning rate 0, so that no weight moves."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.0
+        """Kernel time by kind (Figure 3) over the next batches."""
         accumulation = self.config.accumulation
         stream = self.stream(start=self.config.steps * accumulation)
         work = [[next(stream) for _ in range(accumulation)] for _ in range(1 + PROFILED_STEPS)]
         work = [batches for batches in work if all(batch.supervised_tokens for batch in batches)]
+        return profile_steps(self.step_at_rate_zero, work, self.device)
 
-        def step(batches: list[Batch]) -> None:
-            arguments = (inputs(batches, self.device), accumulation, self.autocast, self.held)
-            training_step(self.model, self.optimizer, None, *arguments)
+    def timeline(self) -> dict[str, Any]:
+        """Memory by owner over one more step on the longest batch (Figure 2)."""
+        if self.held:
+            self.held.clear()  # the last output of training, which the traced step must not find alive
+        experts = [tensor.parameter for tensor in find_expert_tensors(self.model)]
+        longest = self.longest_step()
+        states = state_tensors(self.optimizer)
+        return traced_step(self.model, experts, states, lambda: self.step_at_rate_zero(longest))
 
-        return profile_steps(step, work, self.device)
+    def step_at_rate_zero(self, batches: list[Batch]) -> None:
+        """A training step that moves no weight."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        arguments = (inputs(batches, self.device), self.config.accumulation, self.autocast, self.held)
+        training_step(self.model, self.optimizer, None, *arguments)
 
 
 def inputs(batches: list[Batch], device: torch.device) -> Iterator[dict[str, torch.Tensor]]:

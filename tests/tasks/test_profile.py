@@ -31,3 +31,22 @@ def test_a_profiled_arm_trains_to_the_same_bits(tiny, reporter, overrides):
     assert all(got[name] > 0 for name in PARTS)
     assert got["busy_ms"] == pytest.approx(sum(got[name] for name in PARTS))
     assert got["step_ms"] == pytest.approx(got["busy_ms"] + got["idle_ms"])
+
+
+@pytest.mark.parametrize("method", ["standard_global_clip", "sonar"])
+def test_a_traced_step_has_the_measured_peak_and_moves_no_weight(tiny, reporter, method):
+    """The timeline's largest total is the tracker's peak of the measured step: the same batch, state and code."""
+    plain, traced = reporter("plain"), reporter("traced")
+    Training(tiny(f"method={method}", "outputs=kept"), plain).run()
+    Training(tiny(f"method={method}", "outputs=kept", "task.timeline=true"), traced).run()
+    for section in ("loss", "weights", "memory"):
+        assert plain.sections[section] == traced.sections[section]
+    assert "timeline" not in plain.sections
+    timeline, memory = traced.sections["timeline"], traced.sections["memory"]
+    assert abs(timeline["peak_bytes"]["total"] - memory["measured"]["peak_requested_bytes"]) <= 64
+    assert timeline["peak_bytes"]["optimizer_state"] == memory["optimizer_state_bytes"]
+    gradients = timeline["peak_bytes"]["expert_gradients"]
+    if method == "sonar":
+        assert 0 < gradients <= memory["m_floor_bound_bytes"] < memory["m_floor_bytes"]
+    else:
+        assert gradients == memory["m_floor_bytes"]
