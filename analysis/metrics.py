@@ -58,7 +58,8 @@ class Metric:
 
 
 def _reason(record: Record, section: str) -> str | None:
-    return record.get(f"{section}.reason") or record.get(f"{section}.reserved_reason")
+    names = ("forecast.reason", "reason", "reserved_reason")  # why there is no forecast says more than "not timed"
+    return next((found for name in names if (found := record.get(f"{section}.{name}"))), None)
 
 
 def _peak(kind: str) -> Callable[[Record], Reading]:

@@ -92,7 +92,7 @@ KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on t
 
 
 def _check_accumulation(config: Config) -> None:
-    """CASES "Updates inside backward" 1: refused before a model is built, unless the method declares it."""
+    """Accumulation that a method cannot honour is refused before a model is built, unless the command declares it."""
     mode, method = config.accumulation_mode, config.method
     if method.in_backward == "none":
         if mode not in (None, "standard"):

@@ -99,7 +99,7 @@ def _text(m: Metric, value: float | None, decimals: int) -> str:
 
 
 def _is_random(m: Metric, arm: Arm, setting: Setting) -> bool:
-    """Settled question 15, less the runs of a paper that itself starts from random weights."""
+    """A value of random weights never stands beside a printed one, unless the paper itself starts from them."""
     if setting.from_scratch and setting.scale == "paper":
         return False
     return m.needs_weights and any(r.get("model.weights") == "random" for r in arm.ok)
@@ -109,7 +109,7 @@ def change(m: Metric, arm: Arm, base: Arm | None, reasons: list[str]) -> float |
     """Change against the baseline in percent; None, with a reason, where the devices differ and the metric depends
     on them.
     """
-    if base is None or not arm.ok or not base.ok:
+    if base is None or not arm.ok or not base.ok or arm.value(m.name).mean is None:
         return None
     if m.same_device and not same_device(arm, base):
         reasons.append("No change is shown: the baseline ran on another device or power limit.")

@@ -162,7 +162,7 @@ def _hosts(table: Table, found: list[tuple]) -> None:
     block = Block("Δ step time against global clip, in percent, over the host's speed (1: the host measured)", heads)
     for where, printed, changes, at in found:
         cells = [Cell(fmt.percent(y)) for x, y in changes if x in shown]
-        holds = " and ".join(f"×{x:.2f}" for x in at) or "no speed shown"
+        holds = " and ".join(dict.fromkeys(f"×{x:.2f}" for x in at)) or "no speed shown"
         block.rows.append(
             [Cell(where, kind="label"), *cells, Cell(fmt.percent(printed), kind="published"), Cell(holds)]
         )

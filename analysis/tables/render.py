@@ -131,7 +131,8 @@ def csv(table: Table) -> str:
 
 def members(block: Block) -> list[range]:
     """Row indices of each group."""
-    return [range(a, b) for a, b in zip(block.groups, [*block.groups[1:], len(block.rows)])]
+    starts = block.groups or [0]  # a block without groups is one
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(block.rows)])]
 
 
 def grouped(block: Block) -> list[int]:

@@ -14,7 +14,7 @@ from .schedule import ACCUMULATION_MODES, CLIP, Schedule
 
 
 def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulation: int, mode: str) -> None:
-    """Values and the pairs of values that must agree (CASES: accumulation under an in-backward method)."""
+    """Values and the pairs of values that must agree."""
     if max_grad_norm is not None and not _positive(max_grad_norm):
         raise UserError(f"max_grad_norm={max_grad_norm!r}: must be a positive number, or None to clip nothing")
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:

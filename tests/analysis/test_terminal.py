@@ -10,6 +10,7 @@ from rich.console import Console
 from analysis.tables import TABLES
 from analysis.tables import format as fmt
 from analysis.tables.build import build
+from analysis.tables.spec import Block, Cell, Header, Table
 from analysis.tables.terminal import panels, terminal
 
 
@@ -25,6 +26,15 @@ def test_no_table_line_is_wider_than_the_terminal_and_every_cell_is_printed(tmp_
     assert max(len(line) for line in lines if line not in commands) <= width
     for row in t.blocks[0].rows:
         assert all(c.text in out.getvalue() for c in row)
+
+
+def test_a_block_without_groups_is_printed_whole():
+    table = Table("made_up", "A table", "smoke")
+    table.blocks.append(Block(None, [Header("Name"), Header("Value", kind="ours")]))
+    table.blocks[0].rows += [[Cell("first", kind="label"), Cell("1")], [Cell("second", kind="label"), Cell("2")]]
+    out = io.StringIO()
+    terminal(table, Console(file=out, width=80, highlight=False))
+    assert "first" in out.getvalue() and "second" in out.getvalue()
 
 
 def test_a_metric_keeps_its_printed_value_and_error_beside_it(tmp_path: Path):
