@@ -5,6 +5,8 @@ Each refusal is one line with the dotted key, the value and the way out, before 
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +67,17 @@ def check(config: Config) -> None:
             raise _bad(key, value, "choose one of " + ", ".join("null" if a is None else str(a) for a in allowed))
     for key, low in AT_LEAST.items():
         value = _get(config, key)
-        if value < low:
+        if not low <= value < math.inf:  # nan is in no range
             raise _bad(key, value, f"must be at least {low}")
+    if config.seed >= 2**32:
+        raise _bad("seed", config.seed, "must be below 2**32")
+    if not config.stall_timeout_s > 0:
+        raise _bad("stall_timeout_s", config.stall_timeout_s, "must be a positive number of seconds")
     if config.warmup_steps > config.steps:
         raise _bad("warmup_steps", config.warmup_steps, f"longer than the run; use at most steps={config.steps}")
     if config.window_start > config.steps:
         raise _bad("window_start", config.window_start, f"no step would be timed; use at most steps={config.steps}")
-    if config.method.max_grad_norm <= 0:
+    if not 0 < config.method.max_grad_norm < math.inf:
         raise _bad(
             "method.max_grad_norm",
             config.method.max_grad_norm,
@@ -83,9 +89,58 @@ def check(config: Config) -> None:
         known = ", ".join(sorted(path.stem for path in host_file("").parent.glob("*.json")))
         how = "python -m sonar_repro.timing.measure_host FILE.json measures this machine"
         raise _bad("host", config.host, f"unknown; choose one of {known}, or give a file ({how})")
+    _check_method(config)
     _check_accumulation(config)
     _check_data(config)
     _check_parallel(config)
+    _check_card(config)
+    _check_task(config)
+
+
+def _check_method(config: Config) -> None:
+    """The knobs go together, and the optimizer is one of the factory's and can do what the method asks of it."""
+    from .methods.schedule import CLIP, Schedule
+    from .optim.factory import REGISTRY
+
+    method, kind = config.method, config.optimizer.kind
+    if method.clip not in CLIP:
+        raise _bad("method.clip", method.clip, f"choose one of {', '.join(CLIP)}")
+    try:
+        Schedule(method.in_backward, method.granularity, method.clip)
+    except UserError as error:
+        raise UserError(f"method={method.name}: {error}") from error
+    if kind not in REGISTRY:
+        raise _bad("optimizer.kind", kind, f"choose one of {', '.join(REGISTRY)}")
+    folds = config.accumulation > 1 and config.accumulation_mode == "fold"
+    if folds and kind not in FOLDABLE:
+        raise _bad("accumulation_mode", "fold", f"optimizer={config.optimizer.name} cannot fold; use adamw or sgd")
+
+
+FOLDABLE = ("adamw", "sgd")
+
+
+def _check_card(config: Config) -> None:
+    """A card's figures are positive numbers, or null where they are not known."""
+    for key in ("memory_gb", "bandwidth_gb_s", "bf16_tflops", "fp32_tflops"):
+        value = getattr(config.gpu, key)
+        if value is not None and not (0 < value < math.inf or (key == "memory_gb" and value == 0)):
+            raise _bad(f"gpu.{key}", value, "must be a positive number (conf/gpu)")
+
+
+def _check_task(config: Config) -> None:
+    """What is asked of the task can be had at this scale."""
+    task, fake = config.task, config.scale.device == "fake"
+    if task.trace:
+        folder = Path(task.trace).absolute().parent
+        if not fake or config.parallel.name != "none":
+            raise _bad("task.trace", task.trace, "is of a forecast in one process; use scale=forecast without parallel")
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise _bad("task.trace", task.trace, "its folder is not there or not writable")
+    if task.options.get("diagnosis") and (fake or config.parallel.name != "none"):
+        what = (
+            "a forecast has no values" if fake else f"under parallel={config.parallel.name} a rank sees its own tokens"
+        )
+        raise _bad("task.options.diagnosis", True, f"{what}; run it in one process at scale=smoke or paper")
 
 
 KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on the card or on the host
@@ -93,7 +148,11 @@ KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on t
 
 def _check_accumulation(config: Config) -> None:
     """Accumulation that a method cannot honour is refused before a model is built, unless the command declares it."""
+    from .methods.schedule import CLIP
+
     mode, method = config.accumulation_mode, config.method
+    if method.accumulation_mode and mode != method.accumulation_mode:
+        raise _bad("accumulation_mode", mode, f"method={method.name} is {method.accumulation_mode}; use another method")
     if method.in_backward == "none":
         if mode not in (None, "standard"):
             raise _bad("accumulation_mode", mode, f"method={method.name} keeps its gradients; use standard")
@@ -108,6 +167,10 @@ def _check_accumulation(config: Config) -> None:
             f"method={method.name} cannot accumulate: it updates at every micro-batch; "
             "say accumulation_mode=update_each or use a standard method",
         )
+    able = CLIP[method.clip].modes
+    if method.in_backward != "none" and config.accumulation > 1 and (mode or "update_each") not in able:
+        way = f"accumulation_mode={' or '.join(able)}" if able else "accumulation=1"
+        raise _bad("accumulation", config.accumulation, f"method={method.name} frees its gradients; use {way}")
 
 
 def _check_data(config: Config) -> None:
@@ -162,7 +225,7 @@ def _check_sharded(config: Config) -> None:
             f"needs whole gradients in their hooks; choose {', '.join(SHARDED_CLIPS)}, or parallel=ddp",
         ),
         (
-            config.accumulation_mode == "fold",
+            config.accumulation_mode == "fold" and config.accumulation > 1,
             "accumulation_mode",
             "fold",
             "not for sharded parameters; use update_each, or parallel=ddp",

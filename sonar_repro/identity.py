@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .config import AXES, NOT_IDENTITY, Config, ModelConfig, host_file
+from .config import AXES, NOT_IDENTITY, Config, GpuConfig, ModelConfig, host_file
 
 
 def accumulation_mode(config: Config) -> str:
     """The mode in force: what was asked, or what the method does by itself."""
+    if config.accumulation == 1:
+        return "standard"  # one micro-batch is one step, whatever the mode
     if config.accumulation_mode is not None:
         return config.accumulation_mode
-    if config.accumulation == 1:
-        return "standard"
     return "standard" if config.method.in_backward == "none" else "update_each"
 
 
@@ -92,7 +92,9 @@ def arm_id(config: Config, overrides: list[str] | None = None) -> str:
     if config.checkpointing:
         parts.append("gc")
     if config.memory_cap_gb is not None:
-        parts.append(f"cap{config.memory_cap_gb:g}")
+        parts.append(f"cap{config.memory_cap_gb!r}".removesuffix(".0"))
+    if config.scale.name == "forecast" and config.gpu.name != GpuConfig().name:
+        parts.append(config.gpu.name)
     if config.repeat > 1:
         parts.append(f"r{config.repeat}")
     if config.parallel.name != "none":
@@ -105,6 +107,8 @@ def arm_id(config: Config, overrides: list[str] | None = None) -> str:
 def _is_other(override: str) -> bool:
     """Whether an override changes the arm without being an axis that its id already shows."""
     key = override.lstrip("+~").split("=", 1)[0]
+    if key in ("data", "dataset", "accumulation_mode"):  # axes that the id has no part for
+        return True
     shown = (*AXES, "experiment", "parallel.processes", "task.pair", "task.of", "task.trace")
     return key not in shown and key.split(".")[0] not in (*NOT_IDENTITY, "hydra")
 

@@ -38,6 +38,8 @@ def preflight(configs: list[Config]) -> None:
                 f"scale={config.scale.name}: needs a CUDA GPU and none is visible; "
                 "use scale=smoke (tiny, any machine) or scale=forecast (full-size memory, no GPU)"
             )
+        if config.parallel.backend == "nccl" and cuda_device_count() == 0:
+            raise UserError("parallel.backend=nccl: needs CUDA GPUs and none is visible; use gloo or auto")
     check_disk([config for config in configs if not config.dry_run])
     for data in {str(c.data): c.data for c in configs if c.data.source != "synthetic" and not c.dry_run}.values():
         check_available(DataSpec.of(data))

@@ -201,10 +201,10 @@ def _context(config: Config) -> Any:
 
 
 def _run_child(arm: Arm, progress: Progress) -> tuple[str, Any, dict[str, Any]]:
-    """Run the arm's child, on as many cards of its own as it has processes where there are several cards."""
+    """Run the arm's child, on as many cards of its own as it has processes; on a machine without cards, as it is."""
     environment = {k: v for k, v in os.environ.items() if k.startswith(("HF_", "CUDA_", "HYDRA_", "TRITON_"))}
     found = _cuda_cards(arm.config)
-    if found < 2:
+    if not found:
         return _watch_child(arm, progress, environment)
     with cards.taken(arm.config.parallel.processes, cards.visible(found)) as names:
         return _watch_child(arm, progress, {**environment, "CUDA_VISIBLE_DEVICES": ",".join(names)})

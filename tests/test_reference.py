@@ -1,5 +1,6 @@
 """Committed forecasts are what this code says: one arm a model is run again and its bytes are compared."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def test_a_committed_forecast_reproduces_to_the_byte(model, tmp_path):
     for phase in ("load", "warmup", "measured"):
         assert report.sections["memory"][phase] == committed["memory"][phase]
     assert report.sections["model"] == committed["model"]
+    assert json.loads(json.dumps(report.sections["time"])) == committed["time"]
 
 
 def test_committed_records_are_readable_and_name_no_machine():

@@ -15,6 +15,7 @@ from ..records import Record
 from ..tables import format as fmt
 
 HOLDS, FAILS, NOT_MEASURED = "holds", "fails", "not measured"
+FORECAST_SAYS = "the forecast of time"
 
 # Which scales can show a kind of claim, best first. Smoke scale on a CPU shows neither speed nor absolute memory.
 MEMORY = ("paper", "forecast")
@@ -167,11 +168,12 @@ def judge(claim: Claim, origins: Sequence[Collection]) -> Verdict:
                 if (
                     look.timed and scale == "forecast"
                 ):  # a model of the hardware cannot refute a stopwatch, nor confirm it
-                    says = f"the forecast of time {'agrees' if holds else 'does not agree'}: {figures}"
-                    lacking[scale] = says
+                    says = f"{FORECAST_SAYS} {'agrees' if holds else 'does not agree'}: {figures}"
+                    if not lacking.get(scale, "").startswith(FORECAST_SAYS):  # the user's own records come first
+                        lacking[scale] = says
                     break
                 return Verdict(HOLDS if holds else FAILS, figures, look.evidence)
-    said = [what for what in lacking.values() if what.startswith("the forecast of time")]
+    said = [what for what in lacking.values() if what.startswith(FORECAST_SAYS)]
     needs = "; ".join(f"at {scale} scale: {what}" for scale, what in lacking.items() if what not in said)
     return Verdict(NOT_MEASURED, "; ".join([*said, f"needs {needs}" if needs else "needs records"]))
 

@@ -50,6 +50,8 @@ def merge(states: list[dict[str, Any]], parameter: Parameter, name: str) -> dict
             merged[key] = torch.cat(values)
         elif isinstance(first, Tensor) and _is_statistic(key, first, piece) and parameter.shape[0] == len(states):
             merged[key] = torch.stack(values)
+        elif isinstance(first, Tensor) and _is_pair(key, first, piece) and first.shape[0] == 1:
+            merged[key] = torch.cat(values)
         elif all(_same(v, first) for v in values):
             merged[key] = first
         else:
@@ -73,6 +75,8 @@ def split(state: dict[str, Any], parameter: Parameter, num_experts: int, name: s
             pieces = value.reshape(num_experts, -1).unbind(0)
         elif isinstance(value, Tensor) and _is_statistic(key, value, parameter.shape) and len(value) == num_experts:
             pieces = value.unbind(0)
+        elif isinstance(value, Tensor) and _is_pair(key, value, shape) and len(value) == num_experts:
+            pieces = value.split(1)
         else:
             pieces = [value] * num_experts
         for target, part in zip(states, pieces):
@@ -85,6 +89,11 @@ def _is_statistic(key: str, value: Tensor, shape: Sequence[int]) -> bool:
     if value.ndim != len(shape) or value.ndim < 2 or key.startswith("qmap"):
         return False
     return all(v in (1, s) for v, s in zip(value.shape, shape))
+
+
+def _is_pair(key: str, value: Tensor, piece: Sequence[int]) -> bool:
+    """Column statistics of fused gate and up matrices: ``[E, 2, 1, n]``, of one expert's slice ``[1, 2, 1, n]``."""
+    return value.ndim == 4 and len(piece) == 2 and tuple(value.shape[1:3]) == (2, 1) and not key.startswith("qmap")
 
 
 def _same(a: Any, b: Any) -> bool:

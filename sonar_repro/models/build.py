@@ -86,7 +86,7 @@ def class_error(error: ValueError, config: Any, attention: str | None) -> ValueE
     """A UserError where transformers says that a class does not exist or lacks an attention; else ``error`` itself."""
     if "Unrecognized configuration class" in str(error):
         return UserError(f"model.config: model_type={config.model_type} has no causal LM class in transformers")
-    if "does not support an attention implementation" in str(error):
+    if "attention implementation" in str(error) or "attn_implementation" in str(error):
         return UserError(
             f"model.attention={attention}: model_type={config.model_type} does not have it; use model.attention=eager"
         )

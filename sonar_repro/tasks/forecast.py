@@ -11,7 +11,7 @@ from ..models.build import DTYPES, architecture
 from ..models.experts import find_expert_tensors
 from ..models.fake import FAKE_IMPLEMENTATIONS, fake_environment
 from ..timing import host as hosts
-from ..timing.forecast import forecast_time
+from ..timing.forecast import cards, forecast_time
 from ..timing.recorder import StepRecorder
 from . import distributed
 from .assemble import counts_of, describe_model, gradient_floor, make_optimizer, make_scheduler, roles_of, state_bytes
@@ -34,6 +34,7 @@ def run(config: Config, report: Any) -> None:
     """
     prepare_process(config)
     hosts.load(config.host)  # a mistake is said before a minute has gone by
+    cards()
     report.phase("load")
     cap = None if config.memory_cap_gb is None else int(config.memory_cap_gb * 1e9)
     capability = config.gpu.compute_capability

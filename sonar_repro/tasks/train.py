@@ -309,6 +309,8 @@ class Training:
         report.sections["data"]["supervised_tokens_per_step"] = time["supervised_tokens_per_step"]
         if self.first_step > 1:
             report.note(f"resumed at step {self.first_step}: the timing window was restarted there")
+            if self.diagnosis:
+                report.note(f"the diagnosis is of the steps from {self.first_step} on")
         if meter:
             report.section("memory", {**meter.read(), **gradient_floor(self.model), **state_bytes(self.optimizer)})
             lift_memory_cap(self.cap, self.device)

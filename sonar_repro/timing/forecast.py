@@ -11,11 +11,13 @@ import yaml
 
 from ..config import Config, GpuConfig, conf_dir
 from ..data.lengths import alpaca_like_lengths
+from ..errors import UserError
 from . import host as hosts
 from .recorder import StepRecorder
 from .schedule import write_trace
 from .step_time import Constants, StepProfile, host_curve, profile, sensitivity, simulate
 
+FIGURES = ("memory_gb", "context_gb", "bandwidth_gb_s", "bf16_tflops", "fp32_tflops")
 #: Steps whose longest sequences are drawn for the representative length: as many as the paper's median is over.
 DRAWN_STEPS = 2000
 
@@ -37,7 +39,13 @@ def cards() -> list[GpuConfig]:
     """The cards of ``conf/gpu`` whose bandwidth and rate are known, by name."""
     found = []
     for path in sorted((conf_dir() / "gpu").glob("*.yaml")):
-        card = GpuConfig(**(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+        try:
+            card = GpuConfig(**(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+            unlike = [k for k in FIGURES if not isinstance(getattr(card, k), (int, float, type(None)))]
+            if unlike or card.name != path.stem:
+                raise ValueError(f"{', '.join(unlike)} must be numbers" if unlike else f"name must be {path.stem}")
+        except (TypeError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"conf/gpu/{path.name}: {error}; copy another card's file and change its values") from error
         if card.bandwidth_gb_s and card.bf16_tflops:
             found.append(card)
     return found

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from ..config import host_file
 from ..errors import UserError
-from .recorder import Operator
+from .recorder import CONTEXTS, Operator
 
 #: Microseconds of one kernel launch on the host, beside what the operator itself costs. NVIDIA, "Getting Started with
 #: CUDA Graphs" (developer blog, 2019): 3.8 us a kernel when launches are queued back to back; 4 to 6 us on a GeForce
@@ -57,6 +58,21 @@ class Host:
         return self.default[operator.context] if found is None else found
 
 
+def _checked(host: Host) -> Host:
+    """Every cost is a number of at least 0, and every context has a default. Raises ValueError naming what is not."""
+    numbers: dict[str, Any] = {"head_us": host.head_us, "tail_us": host.tail_us}
+    for table in ("operators", "tensors"):
+        for context, costs in getattr(host, table).items():
+            numbers |= {f"{table}.{context}.{name}": value for name, value in costs.items()}
+    numbers |= {f"default.{context}": host.default[context] for context in CONTEXTS}
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {value!r}, not a number of at least 0")
+    if not isinstance(host.name, str) or not isinstance(host.operators["forward"], dict):
+        raise ValueError("name or operators.forward is missing")
+    return host
+
+
 @functools.cache
 def load(name: str) -> Host:
     """A committed host by name, or a file of your own by its path (:func:`sonar_repro.config.host_file`).
@@ -69,6 +85,6 @@ def load(name: str) -> Host:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         keys = ("name", "cpu", "operators", "tensors", "default", "head_us", "tail_us")
-        return Host(**{key: data[key] for key in keys})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _checked(Host(**{key: data[key] for key in keys}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"host={name}: {path.name} is no host file ({type(error).__name__}: {error}); {how}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import platform
 import statistics
 import sys
@@ -263,6 +264,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or not arguments[0].endswith(".json"):
         raise UserError("python -m sonar_repro.timing.measure_host FILE.json: give one file to write")
     path = Path(arguments[0])
+    if path.exists() or not (path.absolute().parent.is_dir() and os.access(path.absolute().parent, os.W_OK)):
+        raise UserError(f"{path}: is there already, or its folder is not there or not writable; give another file")
     footprints.register()
     best: dict[tuple, dict[str, Any]] = {}
     for number in range(PASSES):

@@ -130,12 +130,12 @@ def kernels(step: StepProfile, gpu: GpuConfig, constants: Constants, lengths: Se
     )
     launches = np.rint(step.at("launches", lengths)).astype(int)
     host = step.host_us / constants.host_speed
-    waits = step.waits
-    if gpu.compute_capability not in GROUPED_CAPABILITIES:
-        launches = np.where(step.grouped, step.experts, launches)
-        looped = step.grouped_host_us * (step.experts - 1) / constants.host_speed
-        host = host + np.where(step.grouped, looped, 0.0)
-        waits = waits | step.grouped
+    # One kernel needs bfloat16 as well: float32 operands are multiplied in a loop on every card.
+    looping = step.grouped & (~step.tensor_core | (gpu.compute_capability not in GROUPED_CAPABILITIES))
+    launches = np.where(looping, step.experts, launches)
+    looped = step.grouped_host_us * (step.experts - 1) / constants.host_speed
+    host = host + np.where(looping, looped, 0.0)
+    waits = step.waits | looping
     busy = np.maximum(busy, launches * constants.shortest_kernel_us)
     each = np.where(step.library, constants.library_launch_us, constants.launch_us) / constants.host_speed
     return _expand(step, host, each, busy, launches, waits, constants)

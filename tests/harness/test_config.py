@@ -88,6 +88,24 @@ MISTAKES = [
     (["window_start=11"], ["window_start=11", "steps=6"]),
     (["learning_rate=-1"], ["learning_rate=-1"]),
     (["schedule=linear"], ["schedule=linear", "cosine"]),
+    (["learning_rate=nan"], ["learning_rate=nan", "at least 0"]),
+    (["method.max_grad_norm=nan"], ["method.max_grad_norm=nan"]),
+    (["seed=99999999999999999999"], ["seed=", "below 2**32"]),
+    (["stall_timeout_s=-1"], ["stall_timeout_s=-1", "positive"]),
+    (["method.clip=foo"], ["method.clip=foo", "non_expert"]),
+    (["method=standard_no_clip", "method.granularity=expert"], ["method=standard_no_clip", "in_backward=experts"]),
+    (["method=sonar_exact_clip", "accumulation=4"], ["accumulation=4", "sonar_exact_clip", "accumulation=1"]),
+    (["method=sonar_delayed_clip", "accumulation=4"], ["accumulation=4", "accumulation_mode=standard"]),
+    (["method=sonar_tensor_clip", "accumulation=4", "accumulation_mode=fold"], ["accumulation=4", "update_each"]),
+    (["method=sonar_fold", "accumulation=2", "optimizer=lion"], ["accumulation_mode=fold", "optimizer=lion"]),
+    (["method=sonar_fold", "accumulation=2", "accumulation_mode=update_each"], ["sonar_fold", "update_each"]),
+    (["optimizer.kind=foo"], ["optimizer.kind=foo", "adamw"]),
+    (["parallel=ddp", "parallel.backend=nccl", "parallel.processes=2"], ["parallel.backend=nccl", "gloo"]),
+    (["scale=forecast", "gpu.bandwidth_gb_s=-5"], ["gpu.bandwidth_gb_s=-5", "positive"]),
+    (["scale=forecast", "gpu.bf16_tflops=nan"], ["gpu.bf16_tflops=nan"]),
+    (["task.trace=/tmp/x.json"], ["task.trace=", "scale=forecast"]),
+    (["scale=forecast", "task.trace=/no/such/folder/x.json"], ["task.trace=", "folder"]),
+    (["scale=forecast", "+task.options.diagnosis=true"], ["task.options.diagnosis", "no values"]),
     (["scale.dtype=float16"], ["scale.dtype=float16", "bfloat16"]),
     (["method.max_grad_norm=0"], ["method.max_grad_norm=0", "method.clip=none"]),
     (["memory_cap_gb=-3"], ["memory_cap_gb=-3"]),
@@ -194,6 +212,21 @@ def test_a_users_own_model_config_is_one_arm_named_after_it(tmp_path, capsys):
     ]
     _, out, _ = run_main(capsys, *argv, "dry_run=true", f"runs_dir={tmp_path}")
     assert out.startswith("1 arms") and "my_moe-grouped_mm-sonar-adamw" in out
+
+
+def test_a_choice_that_the_id_has_no_part_for_makes_another_name():
+    """Two arms that differ never share a folder."""
+    plain = arm_id(composed("scale=forecast"), ["scale=forecast"])
+    assert arm_id(composed("scale=forecast", "gpu=h100"), ["scale=forecast", "gpu=h100"]) == f"{plain}-h100"
+    for override in ("dataset=text", "data=embedded_instructions"):
+        assert arm_id(composed(override), [override]) != arm_id(composed(), [])
+    caps = [arm_id(composed(f"memory_cap_gb={cap}")) for cap in (30.5, 30.5000001, 46)]
+    assert len(set(caps)) == 3 and caps[2].endswith("cap46")
+
+
+def test_at_one_micro_batch_the_mode_of_accumulation_is_none():
+    assert fingerprint(composed("accumulation_mode=fold")) == fingerprint(composed())
+    assert fingerprint(composed("accumulation_mode=fold", "accumulation=2")) != fingerprint(composed("accumulation=2"))
 
 
 def test_arm_ids():

@@ -8,10 +8,19 @@ from sonar_repro import ScheduledOptimizer, make_factory
 from sonar_repro.errors import UserError
 
 
+def factory(kind):
+    """By name; ``direct_sage`` is the ablation with all experts on SAGE."""
+    return (
+        make_factory("direct", lr=2e-3, roles={"routed": "sage"})
+        if kind == "direct_sage"
+        else make_factory(kind, lr=2e-3)
+    )
+
+
 def run(kind, method):
     model = tiny_model(dtype=torch.float32)
     start = weights(model)
-    optimizer = ScheduledOptimizer(model, make_factory(kind, lr=2e-3), method)
+    optimizer = ScheduledOptimizer(model, factory(kind), method)
     train(model, optimizer, batches(3), warm_up(optimizer))
     assert len(differing(start, weights(model))) == len(start)
     return weights(model), optimizer
@@ -51,7 +60,7 @@ def test_hidden_momentum_is_the_full_state_variant_under_a_standard_method(kind)
     assert all("H" in saved[name] for name in optimizer.expert_names), "or a resumed run would start from H = 0"
 
 
-@pytest.mark.parametrize("kind", ["mesh_full", "mesh_b_full"])
+@pytest.mark.parametrize("kind", ["mesh_full", "mesh_b_full", "mesh_factored_v", "direct_sage"])
 def test_the_state_is_the_same_by_tensor_and_by_expert_and_moves_between_them(kind):
     """MESH-B's V has one number a hidden neuron: by expert it is cut and stacked like the moments."""
     batched = run(kind, "sonar")[1].state_dict()
@@ -63,11 +72,11 @@ def test_the_state_is_the_same_by_tensor_and_by_expert_and_moves_between_them(ki
     ends = []
     for first, second in (("sonar", "sonar_per_expert"), ("sonar_per_expert", "sonar"), ("sonar", "sonar")):
         model = tiny_model(dtype=torch.float32)
-        start = ScheduledOptimizer(model, make_factory(kind, lr=2e-3), first)
+        start = ScheduledOptimizer(model, factory(kind), first)
         train(model, start, batches(2), warm_up(start))
         saved = start.state_dict()
         start.detach()
-        resumed = ScheduledOptimizer(model, make_factory(kind, lr=2e-3), second)
+        resumed = ScheduledOptimizer(model, factory(kind), second)
         resumed.load_state_dict(saved)
         train(model, resumed, batches(4)[2:])
         ends.append(weights(model))
