@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bnb,eval,slurm]'
 	@touch $@
 
-table1: $(STAMP) ## run Table 1 at smoke scale (16 tiny arms, about a minute) and print it
-	$(PY) -m sonar_repro +experiment=table1 runs_dir=$(RUNS)
+table1: $(STAMP) ## run Table 1 at smoke scale (16 tiny arms, about two minutes) and print it; THREADS=1 beside busy neighbours
+	$(PY) -m sonar_repro +experiment=table1 runs_dir=$(RUNS) $(if $(THREADS),threads=$(THREADS))
 	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT) --table table1 --scale smoke --print
 
 test: $(STAMP) lint ## lint and run the tests (2 cores: under 15 minutes)

@@ -62,6 +62,14 @@ def _reason(record: Record, section: str) -> str | None:
     return next((found for name in names if (found := record.get(f"{section}.{name}"))), None)
 
 
+def _one_rank(record: Record) -> str | None:
+    """Memory of a data-parallel arm is that of one process: said, or a fraction would pass for the whole."""
+    name = record.arm.get("parallel")
+    if name in (None, "none"):
+        return None
+    return f"of one process of {record.arm.get('processes', 'several')} under {name}"
+
+
 def _peak(kind: str) -> Callable[[Record], Reading]:
     """Peak bytes of the measured phase in GB; the warm-up phase where the measured one holds nothing, and said so."""
 
@@ -73,7 +81,7 @@ def _peak(kind: str) -> Callable[[Record], Reading]:
         ):
             value = record.number(f"memory.{phase}.peak_{kind}_bytes")
             if value is not None:
-                return Reading(value / GB, source, note)
+                return Reading(value / GB, source, note or _one_rank(record))
         return Reading(None, source, _reason(record, "memory"))
 
     return extract

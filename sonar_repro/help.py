@@ -1,4 +1,4 @@
-"""``--help`` in a third of a second: Hydra's own copies its whole configuration once a group to list them."""
+"""``--help`` without delay: Hydra's own copies its whole configuration once a group to list them."""
 
 from __future__ import annotations
 

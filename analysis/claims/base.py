@@ -130,7 +130,8 @@ class Look:
     @property
     def evidence(self) -> str:
         """Scale, source, device and reference set, in words."""
-        parts = [self.scale + (" (tiny model)" if self.scale == "smoke" else ""), "/".join(sorted(self.sources))]
+        parts = [self.scale + (" (tiny model)" if self.scale == "smoke" else "")]
+        parts += ["/".join(sorted(self.sources))] if self.sources != {self.scale} else []
         if self.devices and self.scale == "paper":
             parts.append(", ".join(sorted(self.devices)))
         parts += [f"reference: {self.origin.label}"] if self.origin.label else []

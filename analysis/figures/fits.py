@@ -24,6 +24,7 @@ TOO_LARGE = "#BDBDBD"
 def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     """Rows are optimizer and method, columns models."""
     found, label = fits_records(origins, scale)
+    label = label and label.removeprefix("reference: ")
     if not found:
         return Drawn(None, missing=True)
     rows = list(dict.fromkeys(map(_row, found)))

@@ -188,10 +188,11 @@ class Builder:
                 there = row.values.get(c.metric) if row else None
                 if c.metric == "peak_reserved_gb" and not c.status and ours and there:
                     errors.append(abs(ours - there) / there)
-        self.table.notes.append(
+        note = (
             f"Borderline: the reserved peak without a cap lies within {100 * max(errors):.1f}% of the cap, the largest"
             " error of this table's reserved forecasts or 2%, whichever is more."
         )
+        self.table.notes += [note] if note not in self.table.notes else []
         return max(errors)
 
     def _lowest(self, c: Column, members: list[Line], decimals: int) -> str | None:

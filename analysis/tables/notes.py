@@ -45,6 +45,8 @@ def notes_of(spec: TableSpec, setting: Setting, columns: list[Column], records: 
             "Smoke scale runs tiny random models: only the paper's changes stand beside ours, not its absolute values;"
             " its SonicMoE changes stand beside grouped_mm."
         )
+    if scale == "smoke" and any(c.metric == "step_ms" for c in columns):
+        notes.append("Step times of a tiny model on a shared CPU vary by tens of percent from run to run.")
     notes += [*spec.notes, *(c.note for c in columns if c.note)]
     if lengths := sorted({int(n) for r in ok if (n := r.number("data.max_length"))}):
         notes.append(f"Sequences are capped at {' or '.join(map(str, lengths))} tokens.")

@@ -22,13 +22,22 @@ def peak_gb(record: Record) -> float | None:
 
 
 def fits_records(origins: Iterable[Collection], scale: str = "forecast") -> tuple[list[Record], str | None]:
-    """Records of the fits experiment from the first origin that has some, in the order model, optimizer, method."""
+    """Records of the fits experiment, in the order model, optimizer, method; and where they are from (None: own runs).
+
+    The user's own come first: of the committed ones those of models that the user has not run are added.
+    """
+    found: list[Record] = []
+    labels: list[str | None] = []
     for origin in origins:
-        found = [r for r in origin.of("fits", scale) if r.status == "ok" and peak_gb(r) is not None]
-        if found:
-            key = [(str(r.arm.get("model")), str(r.arm.get("optimizer")), -(peak_gb(r) or 0)) for r in found]
-            return [r for _, r in sorted(zip(key, found), key=lambda pair: pair[0])], origin.label
-    return [], None
+        own = {r.arm.get("model") for r in found}
+        usable = [r for r in origin.of("fits", scale) if r.status == "ok" and peak_gb(r) is not None]
+        added = [r for r in usable if r.arm.get("model") not in own]
+        found += added
+        labels += [origin.label] if added else []
+    key = [(str(r.arm.get("model")), str(r.arm.get("optimizer")), -(peak_gb(r) or 0)) for r in found]
+    return [r for _, r in sorted(zip(key, found), key=lambda pair: pair[0])], " and ".join(
+        f"reference: {label}" if label else "your runs" for label in labels
+    ) if any(labels) else None
 
 
 def fits(table: Table, scale: str, origins: list[Collection]) -> None:
@@ -39,7 +48,7 @@ def fits(table: Table, scale: str, origins: list[Collection]) -> None:
     heads = [Header("Model"), Header("Optimizer"), Header("Method")]
     for name in ("Peak alloc. GB", "Peak res. GB", "Smallest card", "Room GB", "Step ms there", "Tok/s there"):
         heads.append(Header(name, kind="ours", panel="memory"))
-    block = Block(f"reference: {label}" if label else None, heads)
+    block = Block(label, heads)
     last = None
     for r in found:
         peak = peak_gb(r)

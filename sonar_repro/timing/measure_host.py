@@ -267,6 +267,7 @@ def main(arguments: list[str]) -> int:
     if path.exists() or not (path.absolute().parent.is_dir() and os.access(path.absolute().parent, os.W_OK)):
         raise UserError(f"{path}: is there already, or its folder is not there or not writable; give another file")
     footprints.register()
+    print(f"{len(RUNS)} tiny arms, {PASSES} passes: some five minutes on a quiet machine, and only a quiet one counts")
     best: dict[tuple, dict[str, Any]] = {}
     for number in range(PASSES):
         for run in RUNS:

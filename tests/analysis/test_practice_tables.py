@@ -195,3 +195,13 @@ def test_a_share_of_the_gap_is_said_only_where_adamw_is_ahead(tmp_path: Path, ad
         made[-1]["loss"]["heldout"] = loss
     notes = build(TABLES["mesh_table3"], "smoke", origins(tmp_path, made)).notes
     assert sum(says in note for note in notes) == 1 and sum("gap" in note for note in notes) == 1
+
+
+def test_own_fits_do_not_hide_the_reference_of_other_models(tmp_path: Path):
+    own = arm("forecast", "fits", model="mine", method=SONAR)
+    committed = [arm("forecast", "fits", model=m, method=SONAR) for m in ("mine", "olmoe")]
+    found = origins(tmp_path, [own])
+    origins(tmp_path, committed, label="forecast")
+    found = origins(tmp_path, [])
+    t = build(TABLES["fits"], "forecast", found)
+    assert [r["model"] for r in t.raw] == ["mine", "olmoe"] and t.blocks[0].title == "your runs and reference: forecast"
