@@ -113,7 +113,8 @@ def execute_here(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] |
         message = str(error).strip() or type(error).__name__
         described = {"type": type(error).__name__, "message": message, "phase": reporter.phase_name}
         described["user_error"] = isinstance(error, UserError)
-        described["traceback"] = None if isinstance(error, (UserError, Unsupported)) else traceback.format_exc()
+        known = isinstance(error, (UserError, Unsupported)) or type(error).__name__ == "ForecastOutOfMemory"
+        described["traceback"] = None if known else traceback.format_exc()
     return status, described, reporter.sections
 
 

@@ -36,3 +36,4 @@ def test_committed_records_are_readable_and_name_no_machine():
         record = records.load(path)
         assert record["status"] in records.FINAL, path
         assert "runs_dir" not in record["config"], path
+        assert "Traceback" not in path.read_text(encoding="utf-8"), path  # it would name this machine's folders
