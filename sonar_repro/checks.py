@@ -143,9 +143,6 @@ def _check_task(config: Config) -> None:
         raise _bad("task.options.diagnosis", True, f"{what}; run it in one process at scale=smoke or paper")
 
 
-KEEPS_GRADIENTS = ("kept", "offloaded")  # clip rules whose gradients wait, on the card or on the host
-
-
 def _check_accumulation(config: Config) -> None:
     """Accumulation that a method cannot honour is refused before a model is built, unless the command declares it."""
     from .methods.schedule import CLIP
@@ -156,7 +153,7 @@ def _check_accumulation(config: Config) -> None:
     if method.in_backward == "none":
         if mode not in (None, "standard"):
             raise _bad("accumulation_mode", mode, f"method={method.name} keeps its gradients; use standard")
-    elif mode == "standard" and method.clip not in KEEPS_GRADIENTS:
+    elif mode == "standard" and mode not in CLIP[method.clip].modes:
         raise _bad(
             "accumulation_mode", mode, f"method={method.name} frees gradients in backward; use update_each or fold"
         )

@@ -15,7 +15,6 @@ from ..records import Record
 from ..tables import format as fmt
 
 HOLDS, FAILS, NOT_MEASURED = "holds", "fails", "not measured"
-FORECAST_SAYS = "the forecast of time"
 
 # Which scales can show a kind of claim, best first. Smoke scale on a CPU shows neither speed nor absolute memory.
 MEMORY = ("paper", "forecast")
@@ -156,6 +155,7 @@ def judge(claim: Claim, origins: Sequence[Collection]) -> Verdict:
     The first that has the numbers decides.
     """
     lacking: dict[str, str] = {}
+    forecast = None  # what a forecast of time says
     for scale in claim.scales:
         for origin in origins:
             for experiment in (*WITHIN, None):
@@ -166,17 +166,17 @@ def judge(claim: Claim, origins: Sequence[Collection]) -> Verdict:
                     if experiment is None:
                         lacking.setdefault(scale, str(missing))
                     continue
-                if (
-                    look.timed and scale == "forecast"
-                ):  # a model of the hardware cannot refute a stopwatch, nor confirm it
-                    says = f"{FORECAST_SAYS} {'agrees' if holds else 'does not agree'}: {figures}"
-                    if not lacking.get(scale, "").startswith(FORECAST_SAYS):  # the user's own records come first
-                        lacking[scale] = says
+                if look.timed and scale == "forecast":
+                    # A model of the hardware cannot refute a stopwatch, nor confirm it.
+                    says = f"the forecast of time {'agrees' if holds else 'does not agree'}: {figures}"
+                    forecast = forecast or says  # the user's own records come first
                     break
                 return Verdict(HOLDS if holds else FAILS, figures, look.evidence)
-    said = [what for what in lacking.values() if what.startswith(FORECAST_SAYS)]
-    needs = "; ".join(f"at {scale} scale: {what}" for scale, what in lacking.items() if what not in said)
-    return Verdict(NOT_MEASURED, "; ".join([*said, f"needs {needs}" if needs else "needs records"]))
+    if forecast:
+        lacking.pop("forecast", None)
+    needs = "; ".join(f"at {scale} scale: {what}" for scale, what in lacking.items())
+    needs = f"needs {needs}" if needs else "needs records"
+    return Verdict(NOT_MEASURED, f"{forecast}; {needs}" if forecast else needs)
 
 
 # -- shapes that many claims share -----------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ TOO_LARGE = "#BDBDBD"
 
 def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     """Rows are optimizer and method, columns models."""
-    found, label = fits_records(origins, scale)
-    label = label and label.removeprefix("reference: ")
+    found, sources = fits_records(origins, scale)
     if not found:
         return Drawn(None, missing=True)
     rows = list(dict.fromkeys(map(_row, found)))
@@ -56,7 +55,7 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     for side in axes.spines.values():
         side.set_visible(False)
     caption = "Forecast reserved peak (GB = 1e9 bytes) and the smallest listed card that holds it with a CUDA context."
-    return Drawn(figure, caption, label)
+    return Drawn(figure, caption, " and ".join(label or "your runs" for label in sources) if any(sources) else None)
 
 
 def _row(record: Record) -> tuple[str, str]:

@@ -21,8 +21,8 @@ def peak_gb(record: Record) -> float | None:
     return reserved if reserved is not None else metric("peak_allocated_gb").extract(record).value
 
 
-def fits_records(origins: Iterable[Collection], scale: str = "forecast") -> tuple[list[Record], str | None]:
-    """Records of the fits experiment, in the order model, optimizer, method; and where they are from (None: own runs).
+def fits_records(origins: Iterable[Collection], scale: str = "forecast") -> tuple[list[Record], list[str | None]]:
+    """Records of the fits experiment by model, optimizer and method; and their origins' labels (None: own runs).
 
     The user's own come first: of the committed ones those of models that the user has not run are added.
     """
@@ -35,20 +35,19 @@ def fits_records(origins: Iterable[Collection], scale: str = "forecast") -> tupl
         found += added
         labels += [origin.label] if added else []
     key = [(str(r.arm.get("model")), str(r.arm.get("optimizer")), -(peak_gb(r) or 0)) for r in found]
-    return [r for _, r in sorted(zip(key, found), key=lambda pair: pair[0])], " and ".join(
-        f"reference: {label}" if label else "your runs" for label in labels
-    ) if any(labels) else None
+    return [r for _, r in sorted(zip(key, found), key=lambda pair: pair[0])], labels
 
 
 def fits(table: Table, scale: str, origins: list[Collection]) -> None:
     """Peak, the smallest card that holds it, and the step time there, for each model, optimizer and method."""
-    found, label = fits_records(origins, scale)
+    found, sources = fits_records(origins, scale)
     if not found:
         return
+    title = " and ".join(f"reference: {label}" if label else "your runs" for label in sources)
     heads = [Header("Model"), Header("Optimizer"), Header("Method")]
     for name in ("Peak alloc. GB", "Peak res. GB", "Smallest card", "Room GB", "Step ms there", "Tok/s there"):
         heads.append(Header(name, kind="ours", panel="memory"))
-    block = Block(label, heads)
+    block = Block(title if any(sources) else None, heads)
     last = None
     for r in found:
         peak = peak_gb(r)
