@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from ..errors import Unsupported, UserError
+from .direct import DirectAdamW
 
 Named = Sequence[tuple[str, Parameter]]
 Factory = Callable[[Named, nn.Module], torch.optim.Optimizer]
@@ -73,6 +74,7 @@ class HookedTensor:
         self.inners: list[Inner] = []
         self.views: list[Parameter] = []
         self.firings = 0  # since the last end of step
+        self._direct: DirectAdamW | None = None
         if num_experts is not None:
             if hasattr(parameter, "device_mesh"):
                 raise Unsupported(f"granularity=expert on the sharded parameter {name}: use granularity=tensor")
@@ -82,6 +84,8 @@ class HookedTensor:
         """One inner optimizer for the tensor, or one an expert over its view, named ``name[e]``."""
         targets = [(f"{self.name}[{e}]", v) for e, v in enumerate(self.views)] or [(self.name, self.parameter)]
         self.inners = [Inner(factory([target], model), [target]) for target in targets]
+        # Expert by expert is the baseline whose cost is E calls of an optimizer: they stay such calls.
+        self._direct = None if self.views else DirectAdamW.of(self.inners[0].optimizer, self.parameter)
 
     def pieces(self, gradient: Tensor | None = None) -> Iterator[tuple[Inner, Parameter, Tensor | None]]:
         """(inner optimizer, what it owns, its part of ``gradient``): the whole tensor, or one piece an expert."""
@@ -94,6 +98,11 @@ class HookedTensor:
 
     def update(self) -> int:
         """One optimizer step on the gradient at hand; returns the number of optimizer calls made."""
+        if self._direct is not None:
+            self.inners[0].sync()
+            if self._direct.step(self.parameter.grad):
+                torch.autograd.graph.increment_version(self.parameter)
+                return 1
         for inner, target, gradient in self.pieces(self.parameter.grad):
             target.grad = gradient
             inner.step()
