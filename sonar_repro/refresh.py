@@ -19,7 +19,7 @@ from .errors import UserError
 from .runner import make_arm, run
 
 #: What belongs to the run and not to its result.
-INCIDENTAL = ("started_unix", "wall_s", "environment", "referenced_from", "outcome")
+INCIDENTAL = ("started_unix", "wall_s", "environment")
 
 
 def refresh(path: Path, runs_dir: str) -> list[str] | None:
