@@ -13,9 +13,9 @@ def run_one(cfg: Any) -> dict[str, Any] | None:
     """Hydra's task function: one arm, in a sweep or alone. Its return value survives a launcher's process boundary."""
     from omegaconf.errors import OmegaConfBaseException
 
-    from .config import register, resolve
     from .errors import Unsupported, UserError
-    from .plan import Command
+    from .harness.compose import register, resolve
+    from .harness.plan import Command
 
     register()
     try:
@@ -31,8 +31,8 @@ def _run_one(config: Any) -> dict[str, Any] | None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from .plan import Command, preflight
-    from .runner import make_arm
+    from .harness.plan import Command, preflight
+    from .harness.runner import make_arm
 
     command = Command.current()
     hydra_config = HydraConfig.get()
@@ -54,7 +54,7 @@ def _run_one(config: Any) -> dict[str, Any] | None:
 def main(argv: list[str] | None = None) -> int:
     """Compose, run, and turn a user's mistake into one line and exit code 2."""
     if (sys.argv[1:] if argv is None else argv) in (["--help"], ["-h"]):
-        from . import help
+        from .config import help
 
         print(help.text())
         return 0
@@ -64,15 +64,16 @@ def main(argv: list[str] | None = None) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from .config import conf_dir, register
+    from .config.messages import one_line_of
+    from .config.schema import conf_dir
     from .errors import Unsupported, UserError
-    from .messages import one_line_of
-    from .plan import Command
-    from .progress import fail
+    from .harness.compose import register
+    from .harness.plan import Command
+    from .harness.progress import fail
 
     register()
     Plugins.instance()  # scans and re-executes Hydra's own plugin modules: our subclass must be made after that
-    from .sweep import register as register_sweeper
+    from .harness.sweep import register as register_sweeper
 
     register_sweeper()
     command = Command.begin()

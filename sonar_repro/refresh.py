@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from . import records
-from .config import from_dict
+from .config.schema import from_dict
 from .errors import UserError
-from .runner import make_arm, run
+from .harness.runner import make_arm, run
 
 #: What belongs to the run and not to its result.
 INCIDENTAL = ("started_unix", "wall_s", "environment")

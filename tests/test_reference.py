@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from sonar_repro import records
-from sonar_repro.child import Reporter
-from sonar_repro.config import from_dict
-from sonar_repro.tasks import forecast
+from sonar_repro.config.schema import from_dict
+from sonar_repro.forecast import task as forecast
+from sonar_repro.harness.worker import Reporter
 
 REFERENCE = Path(__file__).parents[1] / "runs" / "reference" / "forecast"
 

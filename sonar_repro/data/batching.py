@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sonar_repro.data.corpus import IGNORE, Example
-from sonar_repro.errors import UserError
+from ..errors import UserError
+from .corpus import IGNORE, Example
 
 
 @dataclass(frozen=True)

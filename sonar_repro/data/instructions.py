@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sonar_repro.data.corpus import IGNORE, Example
-from sonar_repro.data.prompt import alpaca_prompt
-from sonar_repro.data.spec import DataSpec
-from sonar_repro.errors import UserError
+from ..errors import UserError
+from .corpus import IGNORE, Example
+from .prompt import alpaca_prompt
+from .spec import DataSpec
 
 PROMPT_TOO_LONG = "prompt_too_long"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from sonar_repro.errors import UserError
+from ..errors import UserError
 
 # Quantiles 0, 1/40, ..., 1 of the uncut sequence length (Stanford prompt + response + end token) over the first 1,805
 # rows of Stanford Alpaca in their original order, counted with OLMo's GPT-NeoX tokenizer. Rows are a sample of the

@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from sonar_repro.data import instructions, sources, text
-from sonar_repro.data.corpus import Corpus, order_hash
-from sonar_repro.data.spec import DataSpec
-from sonar_repro.errors import UserError
+from ..errors import UserError
+from . import instructions, sources, text
+from .corpus import Corpus, order_hash
+from .spec import DataSpec
 
 
 def load_corpus(
@@ -32,7 +32,7 @@ def load_corpus(
     if max_length is not None:
         spec = DataSpec.of(replace(spec, max_length=max_length))
     if tokenizer is None:
-        from sonar_repro.data.tokenizer import load_tokenizer
+        from .tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(spec.kind)
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__

@@ -11,11 +11,11 @@ import json
 import sys
 from pathlib import Path
 
-from sonar_repro.data.families import families
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.rows import read_rows, text_row
-from sonar_repro.data.sources import INSTRUCTIONS_FILE, TEXT_FILE, embedded_path
-from sonar_repro.errors import UserError
+from ..errors import UserError
+from .families import families
+from .families.draw import Draw
+from .rows import read_rows, text_row
+from .sources import INSTRUCTIONS_FILE, TEXT_FILE, embedded_path
 
 SEED, SHIPPED = 42, 1000
 _INLINE = 0.4  # share of short inputs that move into the instruction, so that about 40% of rows have one, as in Alpaca
@@ -57,7 +57,7 @@ def to_jsonl(rows: list[dict[str, str]]) -> str:
 
 def shipped_files() -> dict[str, str]:
     """File name -> content of everything that this script makes; the text is extracted by ``extract_text``."""
-    from sonar_repro.data.tokenizer import FILES, train_instruction_tokenizer, train_tokenizer
+    from .tokenizer import FILES, train_instruction_tokenizer, train_tokenizer
 
     rows = generate(SHIPPED)
     documents = read_rows(embedded_path(TEXT_FILE), text_row)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sonar_repro.errors import UserError
+from ..errors import UserError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
 _METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}

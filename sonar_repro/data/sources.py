@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sonar_repro.data.rows import instruction_row, read_rows, text_row
-from sonar_repro.data.spec import DataSpec
-from sonar_repro.errors import UserError
+from ..errors import UserError
+from .rows import instruction_row, read_rows, text_row
+from .spec import DataSpec
 
 INSTRUCTIONS_FILE, TEXT_FILE = "instructions.jsonl", "text.jsonl"
 _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub's own list
@@ -41,7 +41,7 @@ def instruction_rows(spec: DataSpec) -> Sequence[dict[str, str]]:
     shipped = read_rows(embedded_path(INSTRUCTIONS_FILE), instruction_row)
     if spec.rows_needed <= len(shipped):
         return shipped
-    from sonar_repro.data.make_embedded import generate
+    from .make_embedded import generate
 
     return generate(spec.rows_needed)
 

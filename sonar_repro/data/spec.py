@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sonar_repro.errors import UserError
+from ..errors import UserError
 
 KINDS = ("instructions", "text")
 SOURCES = ("embedded", "hub", "path")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from sonar_repro.data.corpus import Example
-from sonar_repro.data.instructions import shuffled_indices
-from sonar_repro.errors import UserError
+from ..errors import UserError
+from .corpus import Example
+from .instructions import shuffled_indices
 
 BLOCK = 1024  # sequences that a stream holds at a time; another run seed reorders within a block
 _AT_ONCE = 64  # documents tokenized together (the fast tokenizers use all cores on a list)

@@ -11,9 +11,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from sonar_repro.data.prompt import FIXED_PARTS
-from sonar_repro.data.sources import embedded_path
-from sonar_repro.errors import UserError
+from ..errors import UserError
+from .prompt import FIXED_PARTS
+from .sources import embedded_path
 
 VOCAB_SIZE = 2048
 EOS, PAD = "<|endoftext|>", "<|padding|>"

@@ -81,7 +81,7 @@ def prepare(options: argparse.Namespace, work: Path) -> tuple[Any, dict[str, Any
 
 def check(options: argparse.Namespace, session: Any, facts: dict[str, Any]) -> None:
     """Measure, forecast, and use what time is left for the stages behind the forecasts."""
-    from ..backends import status
+    from ..kernels import status
     from . import arms
 
     setting = arms.Setting(options.dry, options.layers, options.steps)

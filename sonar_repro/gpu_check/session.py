@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, conf_dir, register, resolve
-from ..headroom import forecast_config
-from ..runner import forget_weights, make_arm, run
+from ..config.schema import Config
+from ..harness.compose import compose
+from ..harness.memory_check import forecast_config
+from ..harness.runner import forget_weights, make_arm, run
 from .arms import Planned, Stage
 from .clock import Clock
-
-_HYDRA = threading.Lock()  # Hydra keeps one global state a process
-
-
-def compose(overrides: Iterable[str]) -> Config:
-    """A checked config from overrides, as the command line would compose it."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    with _HYDRA:
-        GlobalHydra.instance().clear()
-        register()
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return resolve(hydra_compose("config", overrides=list(overrides)))
 
 
 class Session:
@@ -61,7 +46,7 @@ class Session:
             self.say(f"  {planned.name}: skipped, {why}")
             return {**row, "status": "skipped", "why": why}
         started = time.monotonic()
-        config = compose(row["overrides"])
+        config = compose(*row["overrides"])
         record = run(make_arm(config, row["overrides"]))
         seconds = time.monotonic() - started
         self.clock.took(stage.name, seconds)

@@ -11,8 +11,8 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from sonar_repro.errors import Unsupported
-from sonar_repro.instruments.tracker import AllocationTracker
+from ..errors import Unsupported
+from .tracker import AllocationTracker
 
 PHASES = ("load", "warmup", "measured")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from sonar_repro.errors import UserError
-from sonar_repro.instruments.tracker import OWNERS, REGIONS, AllocationTracker, EventLog
+from ..errors import UserError
+from .tracker import OWNERS, REGIONS, AllocationTracker, EventLog
 
 
 def step_timeline(log: EventLog, step: str | int, points: int = 240) -> dict[str, Any]:

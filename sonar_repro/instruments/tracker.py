@@ -93,7 +93,7 @@ class AllocationTracker(TorchDispatchMode):
         events: keep an :class:`EventLog` (needed for the allocator replay and for timelines).
         device_model: called as ``(tracker, operator, args, result, region)`` after each operator; returns the sizes of
             device buffers that the operator's CUDA kernel allocates and frees inside, which no dispatcher sees
-            (:class:`sonar_repro.instruments.cuda_model.CudaModel`).
+            (:class:`sonar_repro.forecast.cuda_buffers.CudaModel`).
         observers: called as ``(operator, args, kwargs, result, region)`` after every operator (time models).
     """
 

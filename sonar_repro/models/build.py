@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..config import ModelConfig
+from ..config.schema import ModelConfig
 from ..errors import UserError
 from . import files
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ..config import ModelConfig
+from ..config.schema import ModelConfig
 from ..data.sources import offline
 from ..errors import UserError
 

@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 
 from .. import records
-from ..config import Config
+from ..config.schema import Config
 from ..errors import UserError
-from ..prerequisites import WEIGHTS_FILE
+from ..harness.prerequisites import WEIGHTS_FILE
 
 
 def run(config: Config, report: Any) -> None:

@@ -7,14 +7,14 @@ import importlib.util
 from rich.console import Console
 from rich.table import Table
 
-from ..config import Config
+from ..config.schema import Config
 
 
 def run(config: Config) -> None:
     """Print the machine, then a line for each backend, optimizer and extra."""
     import torch
 
-    from .setup import environment
+    from ..training.process import environment
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     console = Console(soft_wrap=True)
@@ -29,7 +29,7 @@ def run(config: Config) -> None:
 
 def checks(device: str) -> list[tuple[str, str, str | None]]:
     """(part, name, why it cannot run or None) for everything an arm may choose."""
-    from ..backends import BACKENDS, status
+    from ..kernels import BACKENDS, status
 
     rows: list[tuple[str, str, str | None]] = [("backend", name, status(name, device)) for name in BACKENDS]
     rows += [("optimizer", name, None) for name in ("adamw", "sgd", "lion")]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import records
-from ..backends.registry import ran_implementation
-from ..config import Config
+from ..config.schema import Config
 from ..errors import Unsupported, UserError
+from ..harness.prerequisites import MODEL_FOLDER, START, missing_library
+from ..kernels.registry import ran_implementation
 from ..models.build import DTYPES, load_pretrained, load_tokenizer
-from ..prerequisites import MODEL_FOLDER, START, missing_library
-from .assemble import describe_model
-from .setup import environment
-from .train import Training
+from ..training.build import describe_model
+from ..training.process import environment
+from ..training.train import Training
 
 LOCAL_TASKS = Path(__file__).parent / "downstream_data"
 BEAT_S = 1.0  # how often progress is told

@@ -14,11 +14,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ..config import Config, conf_dir
+from ..config.identity import parameter_count
+from ..config.schema import Config, conf_dir
 from ..data.sources import fetch_dataset, offline
 from ..data.spec import DataSpec
 from ..errors import UserError
-from ..identity import parameter_count
 from ..models import files
 
 BYTES_A_WEIGHT = 2  # both papers' checkpoints are stored in bf16

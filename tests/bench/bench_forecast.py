@@ -10,14 +10,11 @@ from collections.abc import Callable
 CODE = """
 import json, resource, sys, tempfile, time
 from pathlib import Path
-from hydra import compose, initialize_config_dir
-from sonar_repro import config as configs
-from sonar_repro.child import Reporter
-from sonar_repro.tasks import forecast
-configs.register()
+from sonar_repro.harness.compose import compose
+from sonar_repro.harness.worker import Reporter
+from sonar_repro.forecast import task as forecast
 overrides = ["scale=forecast", "backend=sonicmoe", "threads=1", f"model.architecture.num_hidden_layers={sys.argv[1]}"]
-with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
-    config = configs.resolve(compose("config", overrides=overrides))
+config = compose(*overrides)
 import transformers.models.olmoe.modeling_olmoe
 if sys.argv[2:] == ["memory_only"]:
     class Nothing:

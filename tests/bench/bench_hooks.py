@@ -14,7 +14,7 @@ def run() -> list[dict]:
     from transformers import OlmoeConfig, OlmoeForCausalLM
 
     from sonar_repro import Schedule, ScheduledOptimizer, make_factory
-    from sonar_repro.tasks.setup import keep_freed_pages
+    from sonar_repro.training.process import keep_freed_pages
 
     torch.set_num_threads(1)
     keep_freed_pages()  # as an arm's process does

@@ -13,19 +13,14 @@ PAIRS = 40
 def run() -> list[dict]:
     """Ratio of medians, harness over hand-written, for the standard method (target: at most 1.02)."""
     import torch
-    from hydra import compose, initialize_config_dir
 
-    from sonar_repro import config as configs
-    from sonar_repro.child import Reporter
+    from sonar_repro.harness.compose import compose
+    from sonar_repro.harness.worker import Reporter
     from sonar_repro.instruments.timer import StepTimer
-    from sonar_repro.tasks.assemble import make_scheduler
-    from sonar_repro.tasks.train import Training
+    from sonar_repro.training.build import make_scheduler
+    from sonar_repro.training.train import Training
 
-    configs.register()
-    with initialize_config_dir(str(configs.conf_dir()), version_base="1.3"):
-        config = configs.resolve(
-            compose("config", overrides=["method=standard_global_clip", "threads=1", "steps=100000"])
-        )
+    config = compose("method=standard_global_clip", "threads=1", "steps=100000")
     torch.set_num_threads(1)
     arm = Training(config, Reporter(None, Path(tempfile.mkdtemp())))
     arm.device, arm.experts = torch.device("cpu"), "grouped_mm"

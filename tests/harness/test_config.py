@@ -6,33 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from composing import composed, run_main
 
-from sonar_repro import config as configs
-from sonar_repro.__main__ import main
-from sonar_repro.config import GROUPS, conf_dir, from_dict, resolve
-from sonar_repro.identity import arm_id, axes, fingerprint, parameter_count
+from sonar_repro.config.identity import arm_id, axes, fingerprint, parameter_count
+from sonar_repro.config.schema import GROUPS, conf_dir, from_dict
 
 CONF = conf_dir()
 FILES = sorted(p.relative_to(CONF) for p in CONF.rglob("*.yaml"))
 OPTIONS = [f for f in FILES if f.parent.name in GROUPS and f.parent.name != "experiment"]
 EXPERIMENTS = sorted(f.stem for f in FILES if f.parent.name == "experiment")
 SCALES = sorted(f.stem for f in FILES if f.parent.name == "scale")
-
-
-def composed(*overrides):
-    GlobalHydra.instance().clear()
-    configs.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return resolve(compose("config", overrides=list(overrides)))
-
-
-def run_main(capsys, *argv):
-    GlobalHydra.instance().clear()
-    code = main(list(argv))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=str)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from sonar_repro import records
+from sonar_repro.config.identity import parameter_count
 from sonar_repro.gpu_check import arms, bootstrap, summary
 from sonar_repro.gpu_check.__main__ import between, main
 from sonar_repro.gpu_check.clock import Clock
 from sonar_repro.gpu_check.session import Session, compose
-from sonar_repro.identity import parameter_count
 
 ROOT = Path(__file__).parents[2]
 RUNS_HERE = {"backend_reason": lambda name: None, "free_disk": 10**12}

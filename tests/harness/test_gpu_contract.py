@@ -8,12 +8,13 @@ import pytest
 import torch
 from composing import composed
 
-from sonar_repro import child, machine, runner
-from sonar_repro.config import Config
+from sonar_repro import machine
+from sonar_repro.config.schema import Config
 from sonar_repro.errors import Unsupported
+from sonar_repro.harness import runner, worker
 from sonar_repro.instruments.memory import CudaHistory, CudaMeter
 from sonar_repro.instruments.timer import StepTimer
-from sonar_repro.tasks import setup
+from sonar_repro.training import process as setup
 
 GB = 1_000_000_000
 CUDA = torch.device("cuda")
@@ -140,12 +141,12 @@ def test_a_cap_that_the_card_cannot_give_is_not_measured(free, monkeypatch):
     ],
 )
 def test_what_counts_as_out_of_memory(error, status):
-    assert child.classify(error) == status
+    assert worker.classify(error) == status
 
 
 @pytest.mark.parametrize(("step", "phase"), [(1, "warmup, step 1"), (2, "warmup, step 2"), (4, "measured, step 4")])
 def test_an_out_of_memory_is_told_with_its_phase_and_step(tiny_arm, monkeypatch, step, phase):
-    from sonar_repro.tasks import train
+    from sonar_repro.training import train
 
     config, report = tiny_arm("steps=5", "warmup_steps=1", "window_start=3")
     original, count = train.training_step, [0]
@@ -157,7 +158,7 @@ def test_an_out_of_memory_is_told_with_its_phase_and_step(tiny_arm, monkeypatch,
         return original(*args, **kwargs)
 
     monkeypatch.setattr(train, "training_step", fails)
-    status, error, sections = child.execute(config, report)
+    status, error, sections = worker.execute(config, report)
     assert (status, error["phase"]) == ("oom", phase)
     assert sections["environment"]["parity"]["compared"] and "time" not in sections
 
@@ -168,7 +169,7 @@ def tiny_arm(tmp_path):
         small = ["num_hidden_layers=1", "hidden_size=32", "intermediate_size=16"]
         data = ["data.train_examples=8", "data.heldout_count=2", "threads=1"]
         config = composed(*[f"model.smoke.{s}" for s in small], *data, *overrides)
-        return config, child.Reporter(None, tmp_path)
+        return config, worker.Reporter(None, tmp_path)
 
     return make
 
@@ -187,7 +188,7 @@ class Meter:
 
 
 def test_phases_start_at_their_steps_and_the_history_ends_before_the_window(tiny_arm, monkeypatch):
-    from sonar_repro.tasks.train import Training
+    from sonar_repro.training.train import Training
 
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 0)
     config, report = tiny_arm("steps=4", "warmup_steps=1", "window_start=3", "scale.device=cpu")
@@ -204,7 +205,7 @@ def test_phases_start_at_their_steps_and_the_history_ends_before_the_window(tiny
 
 
 def test_a_fault_keeps_the_memory_counted_so_far(tiny_arm):
-    from sonar_repro.tasks.train import Training
+    from sonar_repro.training.train import Training
 
     config, report = tiny_arm()
     arm = Training(config, report)

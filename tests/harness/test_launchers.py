@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sonar_repro import cards, records, runner
-from sonar_repro.config import Config, from_dict
-from sonar_repro.runner import make_arm, run
+from sonar_repro import records
+from sonar_repro.config.schema import Config, from_dict
+from sonar_repro.harness import gpu_locks, runner
+from sonar_repro.harness.runner import make_arm, run
 
 ROOT = Path(__file__).parents[2]
 SWEEP = ["seed=1,2,3", "method=sonar,standard_global_clip", "task.name=fault_tasks:counts_runs"]
@@ -75,30 +76,30 @@ def test_two_commands_over_the_same_arms_run_each_once(tmp_path):
     ],
 )
 def test_cards_have_the_names_that_the_variable_takes(count, environment, names):
-    assert cards.visible(count, environment) == names
+    assert gpu_locks.visible(count, environment) == names
 
 
 def test_a_taken_card_is_left_out_and_comes_back(tmp_path):
-    with cards.taken(1, ["0", "1"], tmp_path) as first, cards.taken(1, ["0", "1"], tmp_path) as second:
+    with gpu_locks.taken(1, ["0", "1"], tmp_path) as first, gpu_locks.taken(1, ["0", "1"], tmp_path) as second:
         assert (first, second) == (["0"], ["1"])
-    with cards.taken(2, ["0", "1"], tmp_path) as both:
+    with gpu_locks.taken(2, ["0", "1"], tmp_path) as both:
         assert both == ["0", "1"]
-    with cards.taken(4, ["0", "1"], tmp_path) as all_there_are:
+    with gpu_locks.taken(4, ["0", "1"], tmp_path) as all_there_are:
         assert all_there_are == ["0", "1"]
 
 
 def test_a_worker_waits_for_a_card_and_takes_all_or_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(cards, "WAIT", 0.01)
+    monkeypatch.setattr(gpu_locks, "WAIT", 0.01)
     got = []
 
     def both():
-        with cards.taken(2, ["0", "1"], tmp_path) as names:
+        with gpu_locks.taken(2, ["0", "1"], tmp_path) as names:
             got.append(names)
 
     waiting = threading.Thread(target=both)
-    with cards.taken(1, ["0", "1"], tmp_path):
+    with gpu_locks.taken(1, ["0", "1"], tmp_path):
         waiting.start()
-        with cards.taken(1, ["0", "1"], tmp_path) as free:  # the one that waits for two holds none
+        with gpu_locks.taken(1, ["0", "1"], tmp_path) as free:  # the one that waits for two holds none
             assert free == ["1"] and got == []
     waiting.join(timeout=10)
     assert got == [["0", "1"]]
@@ -108,7 +109,7 @@ def test_a_worker_waits_for_a_card_and_takes_all_or_none(tmp_path, monkeypatch):
 def test_two_arms_at_once_have_a_card_each(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_cuda_cards", lambda config: 2)
     monkeypatch.setattr(runner, "_context", lambda config: runner.multiprocessing.get_context("spawn"))
-    monkeypatch.setattr(cards.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(gpu_locks.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     data = dataclasses.asdict(Config())
     data["task"]["name"] = "fault_tasks:names_its_card"

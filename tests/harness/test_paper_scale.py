@@ -7,10 +7,11 @@ import fake_cuda
 import pytest
 from composing import composed, run_main
 
-from sonar_repro import checks, child, headroom, plan, runner
-from sonar_repro.config import from_dict
+from sonar_repro.config.identity import fingerprint
+from sonar_repro.config.schema import from_dict
 from sonar_repro.errors import UserError
-from sonar_repro.identity import fingerprint
+from sonar_repro.harness import checks, plan, runner, worker
+from sonar_repro.harness import memory_check as headroom
 
 GB = 1_000_000_000
 CARD = "560.35.03, 450.00, 1200, 1980, 41, 517\n"
@@ -185,9 +186,9 @@ def test_table1_at_paper_scale_with_random_weights_needs_only_a_gpu(no_network, 
 
 def test_its_data_is_made_here(no_network, tmp_path):
     """8,000 training and 500 held-out examples of at most 256 tokens, from the package alone."""
-    from sonar_repro.tasks.train import Training
+    from sonar_repro.training.train import Training
 
-    arm = Training(paper("model=granite"), child.Reporter(None, tmp_path))
+    arm = Training(paper("model=granite"), worker.Reporter(None, tmp_path))
     arm.load_data()
     assert len(arm.corpus.train) + sum(arm.corpus.counts["train"]["dropped"].values()) == 8000
     assert len(arm.corpus.heldout) + sum(arm.corpus.counts["heldout"]["dropped"].values()) == 500

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sonar_repro import records
-from sonar_repro.config import Config, from_dict
-from sonar_repro.runner import make_arm, recorded, run, state
+from sonar_repro.config.schema import Config, from_dict
+from sonar_repro.harness.runner import make_arm, recorded, run, state
 
 
 def arm_for(task: str, runs: Path, **more):
@@ -109,12 +109,12 @@ def test_children_die_with_a_killed_parent(tmp_path):
     arm = arm_for("sleeps", tmp_path)
     code = (
         "import sys, dataclasses, json; sys.path.insert(0, sys.argv[1])\n"
-        "from sonar_repro.config import from_dict; from sonar_repro.runner import make_arm, run\n"
+        "from sonar_repro.config.schema import from_dict; from sonar_repro.harness.runner import make_arm, run\n"
         "if __name__ == '__main__': run(make_arm(from_dict(json.loads(sys.argv[2]))))\n"
     )
     script = tmp_path / "runner_script.py"
     script.write_text(code)
-    harness = str(Path(__file__).parent)
+    harness = str(Path(__file__).parents[1] / "support")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([harness, str(Path(__file__).parents[2])])}
     parent = subprocess.Popen(
         [sys.executable, str(script), harness, json.dumps(dataclasses.asdict(arm.config))], env=env

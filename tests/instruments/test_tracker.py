@@ -5,9 +5,9 @@ import tiny_runs as tiny
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from sonar_repro.forecast.fake_model import fake_environment
 from sonar_repro.instruments.memory import CudaMeter, TrackerMeter
 from sonar_repro.instruments.tracker import AllocationTracker, round_to_block
-from sonar_repro.models.fake import fake_environment
 
 MIB = 1 << 20
 

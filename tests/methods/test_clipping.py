@@ -7,7 +7,7 @@ from torch import nn
 
 from sonar_repro import Schedule, ScheduledOptimizer, make_factory
 from sonar_repro.errors import UserError
-from sonar_repro.tasks.step import training_step
+from sonar_repro.training.step import training_step
 
 EXACT = ("sonar_exact_clip", "sonar_delayed_clip", "sonar_offload_clip")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

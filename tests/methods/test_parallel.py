@@ -19,8 +19,8 @@ from parallel_ranks import (
 from tiny_moe import differing, tiny_config
 
 from sonar_repro import data_parallel
-from sonar_repro.models.fake import fake_environment
-from sonar_repro.tasks.fake_group import fake_group, stand_in
+from sonar_repro.forecast.fake_group import fake_group, stand_in
+from sonar_repro.forecast.fake_model import fake_environment
 
 pytestmark = pytest.mark.slow
 TENSORS = 2 * LAYERS

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sonar_repro import Schedule, ScheduledOptimizer, data_parallel, make_factory
 from sonar_repro.errors import Unsupported, UserError
-from sonar_repro.tasks.fake_group import fake_group, stand_in
+from sonar_repro.forecast.fake_group import fake_group, stand_in
 
 
 @pytest.fixture

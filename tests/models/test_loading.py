@@ -10,11 +10,11 @@ import torch
 import transformers.core_model_loading as core
 from safetensors.torch import load_file, save_file
 
-from sonar_repro.config import Config, ModelConfig
+from sonar_repro.config.schema import Config, ModelConfig
 from sonar_repro.errors import UserError
+from sonar_repro.harness.plan import preflight
 from sonar_repro.models import files
 from sonar_repro.models.build import _one_tensor_at_a_time, load_pretrained, load_tokenizer, pretrained_architecture
-from sonar_repro.plan import preflight
 from sonar_repro.tasks import fetch
 
 KINDS = ("olmoe", "granitemoe")

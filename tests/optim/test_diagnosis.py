@@ -7,7 +7,7 @@ import torch
 from tiny_whale import Toy, differing, family, weights
 
 from sonar_repro.errors import UserError
-from sonar_repro.instruments.diagnosis import EVERY, Diagnosis, Routing, cosines, mutual_information
+from sonar_repro.optim.diagnosis import EVERY, Diagnosis, Routing, cosines, mutual_information
 from sonar_repro.optim.reference import sinkhorn as reference_sinkhorn
 
 

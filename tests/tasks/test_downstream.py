@@ -16,11 +16,11 @@ from safetensors import safe_open
 from sonar_repro import records
 from sonar_repro.__main__ import main
 from sonar_repro.errors import UserError
-from sonar_repro.runner import make_arm
-from sonar_repro.runner import run as run_arm
+from sonar_repro.harness.runner import make_arm
+from sonar_repro.harness.runner import run as run_arm
 from sonar_repro.tasks import downstream
 from sonar_repro.tasks.downstream_data import make
-from sonar_repro.tasks.train import Training
+from sonar_repro.training.train import Training
 
 DATA = Path(make.__file__).parent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sonar_repro.data.families.draw import Draw
+from .draw import Draw
 
 Row = tuple[str, str, str]
 Family = Callable[[Draw], Row]
@@ -12,6 +12,6 @@ Family = Callable[[Draw], Row]
 
 def families() -> list[tuple[int, Family]]:
     """Every family with its weight: how often it is drawn, in parts of the sum of weights."""
-    from sonar_repro.data.families import code, knowledge, language, longform, numbers, writing
+    from . import code, knowledge, language, longform, numbers, writing
 
     return [entry for module in (numbers, language, knowledge, writing, code, longform) for entry in module.FAMILIES]

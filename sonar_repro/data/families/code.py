@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.families.tables import CATEGORIES, CITIES, NAMES
+from .draw import Draw
+from .tables import CATEGORIES, CITIES, NAMES
 
 Row = tuple[str, str, str]
 _TABLES = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sonar_repro.data.families.concepts import CONCEPTS, STEPS, TIPS
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.families.facts import CAUSES, CONTRASTS, FACTS
-from sonar_repro.data.families.tables import COUNTRIES, ELEMENTS
+from .concepts import CONCEPTS, STEPS, TIPS
+from .draw import Draw
+from .facts import CAUSES, CONTRASTS, FACTS
+from .tables import COUNTRIES, ELEMENTS
 
 Row = tuple[str, str, str]
 _COUNTS = {2: "two", 3: "three", 4: "four"}

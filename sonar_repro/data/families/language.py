@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.families.tables import ADJECTIVES, CATEGORIES, CITIES, MONTHS, NAMES, NOUNS, SURNAMES, VERBS
+from .draw import Draw
+from .tables import ADJECTIVES, CATEGORIES, CITIES, MONTHS, NAMES, NOUNS, SURNAMES, VERBS
 
 Row = tuple[str, str, str]
 _TIMES = ("this morning", "on Monday", "last week", "after lunch", "before the meeting", "at noon")

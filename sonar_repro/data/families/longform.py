@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sonar_repro.data.families.concepts import CONCEPTS, STEPS, TIPS
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.families.facts import CONTRASTS
-from sonar_repro.data.families.tables import CITIES, COUNTRIES, GOODS, MONTHS, NAMES, SURNAMES
+from .concepts import CONCEPTS, STEPS, TIPS
+from .draw import Draw
+from .facts import CONTRASTS
+from .tables import CITIES, COUNTRIES, GOODS, MONTHS, NAMES, SURNAMES
 
 Row = tuple[str, str, str]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from fractions import Fraction
 
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.families.tables import CITIES, GOODS, MONTHS, NAMES, PLACES
+from .draw import Draw
+from .tables import CITIES, GOODS, MONTHS, NAMES, PLACES
 
 Row = tuple[str, str, str]
 

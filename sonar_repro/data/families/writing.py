@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sonar_repro.data.families.concepts import TIPS
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.families.tables import CITIES, MONTHS, NAMES
+from .concepts import TIPS
+from .draw import Draw
+from .tables import CITIES, MONTHS, NAMES
 
 Row = tuple[str, str, str]
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")

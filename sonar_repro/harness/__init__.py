@@ -1,0 +1,1 @@
+"""From a command to records: compose, check, plan, sweep, one process per arm."""

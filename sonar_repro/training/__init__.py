@@ -1,0 +1,1 @@
+"""What a training arm runs: build, step, ranks, checkpoint, evaluation."""
