@@ -37,7 +37,7 @@ def test_every_planned_arm_composes_and_needs_no_network(setting):
         "repeat",
     ]
     for planned in [arm for stage in plan for arm in stage.arms]:
-        config = compose([*planned.overrides, "runs_dir=/tmp/x"])
+        config = compose(*planned.overrides, "runs_dir=/tmp/x")
         assert config.model.weights == "random" and config.data.source == "embedded" and not config.save_model
         assert config.scale.device == ("cpu" if setting.dry else "cuda") and config.checkpoint_every == 0
         assert planned.stage != "table4" or (
@@ -48,15 +48,15 @@ def test_every_planned_arm_composes_and_needs_no_network(setting):
 def test_the_plan_is_what_the_check_promises():
     """Full-size OLMoE, four methods on each kernel, 30 timed steps, per-expert, 8-bit, Table 4's pairs, both caps."""
     plan = {stage.name: stage for stage in arms.stages(arms.Setting(), **RUNS_HERE)}
-    table1 = [compose(arm.overrides) for arm in plan["table1"].arms]
+    table1 = [compose(*arm.overrides) for arm in plan["table1"].arms]
     assert {c.method.name for c in table1} == set(arms.METHODS) and {c.backend.name for c in table1} == {"grouped_mm"}
     assert all(c.steps - c.window_start + 1 == 30 for c in table1)
     assert parameter_count(table1[0].model, "paper") == 6_919_161_856
     assert table1[0].model.architecture["num_hidden_layers"] == 16 and table1[0].data.max_length == 256
     for backend in ("scattermoe", "sonicmoe"):
-        assert [compose(arm.overrides).backend.name for arm in plan[backend].arms] == [backend] * 4
-    assert {compose(arm.overrides).memory_cap_gb for arm in plan["caps"].arms} == {46.0, 30.5}
-    assert [tuple(compose(arm.overrides).task.pair) for arm in plan["table4"].arms] == list(arms.PAIRS)
+        assert [compose(*arm.overrides).backend.name for arm in plan[backend].arms] == [backend] * 4
+    assert {compose(*arm.overrides).memory_cap_gb for arm in plan["caps"].arms} == {46.0, 30.5}
+    assert [tuple(compose(*arm.overrides).task.pair) for arm in plan["table4"].arms] == list(arms.PAIRS)
     assert all(stage.workers == 1 for stage in plan.values() if stage.name not in ("caps", "table4"))  # timed in turn
 
 

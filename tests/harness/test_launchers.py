@@ -20,7 +20,7 @@ VARYING = ("started_unix", "wall_s")
 
 
 def sweep(runs, *more):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'harness'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
     command = [sys.executable, "-m", "sonar_repro", "-m", *SWEEP, f"runs_dir={runs}", f"hydra.sweep.dir={runs}/hydra"]
     return subprocess.Popen([*command, *more], cwd=runs.parent, env=environment, stdout=-1, stderr=-1, text=True)
 
