@@ -7,7 +7,7 @@ RUNS ?= runs
 OUT ?= analysis/output
 
 .DEFAULT_GOAL := help
-.PHONY: help table1 test lint tables figures report check-report claims bench gpu-check clean
+.PHONY: help table1 test test-all lint docs tables figures report check-report claims bench gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,12 +22,19 @@ table1: $(STAMP) ## run Table 1 at smoke scale (16 tiny arms, about two minutes)
 	$(PY) -m sonar_repro +experiment=table1 runs_dir=$(RUNS) $(if $(THREADS),threads=$(THREADS))
 	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT) --table table1 --scale smoke --print
 
-test: $(STAMP) lint ## lint and run the tests (2 cores: under 15 minutes)
+test: $(STAMP) lint ## lint, types and the tests (2 cores: about 8 minutes)
 	$(PY) -m pytest -n 2 --dist worksteal
 
-lint: $(STAMP) ## ruff, check and format
+test-all: $(STAMP) lint ## the long sweeps too: every model class, all pairs of axes; with the coverage of each file
+	$(PY) -m pytest -n 2 --dist worksteal -m "" --cov=sonar_repro --cov=analysis --cov-report=term:skip-covered
+
+lint: $(STAMP) ## ruff (check and format) and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+docs: $(STAMP) ## the documentation as a site, strict; its tables are made from the committed records
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 tables: $(STAMP) ## every table from the records: printed, and as Markdown, LaTeX, CSV
 	$(PY) -m analysis tables --runs $(RUNS) --out $(OUT) --print
