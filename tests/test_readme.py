@@ -1,4 +1,4 @@
-"""The README's commands work as written: each line is planned, the quick ones are run, the code block is executed."""
+"""Commands of README and docs work as written: each is planned, the quick ones are run, code blocks executed."""
 
 import json
 import re
@@ -10,10 +10,13 @@ from hydra.core.global_hydra import GlobalHydra
 
 from sonar_repro.__main__ import main
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
-LINES = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-COMMANDS = [line for line in LINES if line.startswith("python -m sonar_repro")]
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]}
+BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```(\w+)\n(.*?)```", text, re.S)]
+LINES = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+LINES += [line for text in PAGES.values() for line in re.findall(r"(?m)^ {4}(\S.*)$", text)]
+COMMANDS = sorted({line.split("#")[0].strip() for line in LINES if line.startswith("python -m sonar_repro ")})
 
 
 @pytest.fixture
@@ -22,13 +25,18 @@ def files(tmp_path):
     row = json.dumps({"instruction": "Say yes.", "input": "", "output": "Yes."})
     (tmp_path / "my.jsonl").write_text("\n".join([row] * 800) + "\n")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmoe", "num_hidden_layers": 2}))
-    return {"my.jsonl": str(tmp_path / "my.jsonl"), "PATH/config.json": str(tmp_path / "config.json")}
+    host = ROOT / "sonar_repro" / "forecast" / "hosts" / "amd_epyc.json"
+    return {
+        "my.jsonl": str(tmp_path / "my.jsonl"),
+        "PATH/config.json": str(tmp_path / "config.json"),
+        "my.json ": f"{host} ",
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_plans(command, files, tmp_path, capsys):
     for placeholder, path in files.items():
-        command = command.replace(placeholder, path)
+        command = f"{command} ".replace(placeholder, path).strip()
     argv = shlex.split(command)[3:]
     GlobalHydra.instance().clear()
     plan = ["dry_run=true"] if "task=" not in command else []
@@ -41,9 +49,9 @@ def test_every_command_plans(command, files, tmp_path, capsys):
 
 
 def test_the_readme_names_existing_targets_and_folders():
-    root = Path(__file__).parents[1]
+    root = ROOT
     makefile = (root / "Makefile").read_text()
-    for target in set(re.findall(r"(?m)(?:`|^ {4}|^|    )make ([a-z0-9-]+)", README)):
+    for target in set(re.findall(r"(?m)(?:`|^ {4}|^|    )make ([a-z0-9-]+)", "\n".join(PAGES.values()))):
         assert f"\n{target}:" in makefile, target
     for path in re.findall(r"^\| ((?:`[\w./]+` ?)+)", README, re.M):
         for name in re.findall(r"`([\w./]+)`", path):
@@ -71,11 +79,13 @@ def test_the_code_blocks_run(monkeypatch):
     import torch
     import torch.distributed as dist
 
-    loop, parallel = [text for kind, text in BLOCKS if kind == "python"][::-1]
+    [loop] = [text for kind, text in re.findall(r"```(\w+)\n(.*?)```", README, re.S) if kind == "python"]
     steps = loop[loop.index("loss =") :]
+    own = [text for kind, text in BLOCKS if kind == "python"]
+    codes = {text if "loss =" in text else text + steps for text in own}
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
-    for code in (loop, parallel + steps):
+    for code in codes:
         model, batch = tiny_model_and_batch()
         before = [p.detach().clone() for p in model.parameters()]
         try:
