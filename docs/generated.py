@@ -30,6 +30,6 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 def _table(name: str, scale: str) -> str:
     found = sorted(Path(_folder.name).rglob(f"{name}_{scale}.md"))
     if not found:
-        raise FileNotFoundError(f"docs: there is no table {name} at scale {scale}; python -m analysis tables lists them")
+        raise FileNotFoundError(f"docs: there is no table {name} at scale {scale}; see python -m analysis tables")
     text = found[0].read_text(encoding="utf-8")
     return re.sub(r"\[\^(\d+)\]", rf"[^{name}-\1]", text)  # footnotes of two tables on a page stay apart
