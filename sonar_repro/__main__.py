@@ -51,6 +51,36 @@ def _run_one(config: Any) -> dict[str, Any] | None:
         return command.run(arm)
 
 
+def _fit(words: list[str]) -> int:
+    """``sonar-repro fit``: a mistake is one line and exit code 2, as everywhere."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from .config.messages import one_line_of
+    from .errors import Unsupported, UserError
+    from .harness import fit_command
+    from .harness.progress import fail
+
+    try:
+        return fit_command.main(words)
+    except (UserError, Unsupported) as error:
+        fail(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        fail(one_line_of(error))
+    return 2
+
+
+def _analysis(words: list[str]) -> int:
+    """``sonar-repro analysis``: beside the package in a checkout, inside it in a wheel."""
+    import importlib
+
+    try:
+        analysis = importlib.import_module(".analysis.__main__", __package__)
+    except ModuleNotFoundError:
+        analysis = importlib.import_module("analysis.__main__")
+    return analysis.main(words)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Compose, run, and turn a user's mistake into one line and exit code 2."""
     if (sys.argv[1:] if argv is None else argv) in (["--help"], ["-h"]):
@@ -58,6 +88,11 @@ def main(argv: list[str] | None = None) -> int:
 
         print(help.text())
         return 0
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["fit"]:
+        return _fit(words[1:])
+    if words[:1] == ["analysis"]:
+        return _analysis(words[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     import hydra
     from hydra.core.plugins import Plugins

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .schema import AXES, NOT_IDENTITY, Config, GpuConfig, ModelConfig, host_file
+from .schema import AXES, FILES_ASIDE, NOT_IDENTITY, Config, GpuConfig, ModelConfig, host_file
 
 
 def accumulation_mode(config: Config) -> str:
@@ -34,7 +34,8 @@ def fingerprint(config: Config) -> str:
         data.pop("gpu")
         data.pop("host")
     data["task"].pop("inputs")
-    data["task"].pop("trace")
+    for key in FILES_ASIDE:
+        data["task"].pop(key)
     # The scale's own defaults are already in the top-level keys that they feed.
     data["scale"] = {"name": config.scale.name, "dtype": config.scale.dtype, "device": config.scale.device}
     data["accumulation_mode"] = accumulation_mode(config)
@@ -109,7 +110,7 @@ def _is_other(override: str) -> bool:
     key = override.lstrip("+~").split("=", 1)[0]
     if key in ("data", "dataset", "accumulation_mode"):  # axes that the id has no part for
         return True
-    shown = (*AXES, "experiment", "parallel.processes", "task.pair", "task.of", "task.trace")
+    shown = (*AXES, "experiment", "parallel.processes", "task.pair", "task.of", *(f"task.{key}" for key in FILES_ASIDE))
     return key not in shown and key.split(".")[0] not in (*NOT_IDENTITY, "hydra")
 
 

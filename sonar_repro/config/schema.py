@@ -123,6 +123,7 @@ class TaskConfig:
     of: str | None = None  # downstream: the method whose checkpoint is evaluated, or start
     inputs: dict[str, str] = field(default_factory=dict)  # filled by the runner: folders of the arms it ran first
     trace: str | None = None  # forecast: a Chrome trace of the step's schedule is written here
+    snapshot: str | None = None  # forecast: its allocations, for torch's memory viewer, are written here
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -197,6 +198,7 @@ class Config:
 GROUPS = ("scale", "model", "backend", "method", "optimizer", "dataset", "data", "task", "gpu", "parallel")
 AXES = (*GROUPS, "batch_size", "accumulation", "accumulation_mode", "checkpointing", "memory_cap_gb", "seed", "repeat")
 # Neither changes what an arm computes, so neither is part of its identity.
+FILES_ASIDE = ("trace", "snapshot")  # keys of task: files that a forecast writes beside its record
 NOT_IDENTITY = ("experiment_name", "runs_dir", "force", "dry_run", "force_memory", "threads", "stall_timeout_s")
 NOT_IDENTITY += ("checkpoint_every", "save_model", "keep_weights", "by_scale", "dataset")
 

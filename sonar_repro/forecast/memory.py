@@ -19,6 +19,7 @@ fragmentation, and with it reserved memory, depends on the lengths that came bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ..instruments.memory import PHASES, TrackerMeter
 from ..instruments.timeline import step_timeline
 from ..instruments.tracker import AllocationTracker
 from .allocator import AllocatorReport, replay
+from .breakdown import Breakdown, breakdown
 from .cuda_buffers import CudaModel, cublas_workspace_bytes
 from .step_template import NoTemplate, StepTemplate
 
@@ -66,6 +68,8 @@ class ForecastMeter(TrackerMeter):
         self.workspace = cublas_workspace_bytes(compute_capability)
         model = CudaModel(self.workspace)
         super().__init__(AllocationTracker(events=True, device_model=model, observers=observers))
+        if recorder is not None:
+            recorder.live = lambda: self.tracker.live_allocated
         self.sequence: dict[str, Any] = {}
         self._recorded: list[list[int]] = []
         self._steps: list[list[int]] = []
@@ -138,9 +142,31 @@ class ForecastMeter(TrackerMeter):
     def report(self) -> AllocatorReport:
         """The replay, made once; without a template (``sequence["reason"]`` says why) of the recorded steps only."""
         if self._report is None:
-            continuation = self._template.over(self._steps, len(self._recorded) + 1) if self._template else None
-            self._report = replay(self.tracker.log, self.cap_bytes, continuation)
+            self._report = replay(self.tracker.log, self.cap_bytes, self._continuation())
         return self._report
+
+    def under(self, cap_bytes: int, compute_capability: int | None = None) -> AllocatorReport:
+        """The same run replayed under another cap and, if asked, with another card's cuBLAS workspaces."""
+        log = self.tracker.log
+        assert log is not None
+        if compute_capability is not None:
+            sizes = log.sizes[:]
+            for block in log.workspaces:
+                sizes[block] = cublas_workspace_bytes(compute_capability)
+            log = replace(log, sizes=sizes)
+        return replay(log, cap_bytes, self._continuation())
+
+    def breakdown(self, layers: int) -> Breakdown:
+        """Bytes by part at the allocated peak (:mod:`sonar_repro.forecast.breakdown`)."""
+        log = self.tracker.log
+        assert log is not None
+        found = breakdown(log, layers)
+        if sum(found.parts.values()) < self.report().phases["measured"].peak_allocated:
+            found = breakdown(log, layers, self._continuation())  # the peak lies in a replayed step
+        return found
+
+    def _continuation(self) -> Any:
+        return self._template.over(self._steps, len(self._recorded) + 1) if self._template else None
 
     @property
     def oom(self) -> dict[str, Any] | None:

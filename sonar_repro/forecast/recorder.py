@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,7 @@ class Operator:
     kind: int  # index into KINDS
     micro_batch: int
     library: bool = False  # declared, not seen by the dispatcher
+    live: int = 0  # bytes allocated when it has run
 
 
 @dataclass
@@ -79,6 +81,7 @@ class StepRecorder:
         self._run: list[Tensor] = []  # gradients of the clipping operators in a row
         self._run_name, self._run_context = "", "end"
         self._stack = ExitStack()
+        self.live: Callable[[], int] = lambda: 0  # the meter's count of allocated bytes
 
     def __enter__(self) -> StepRecorder:
         self._stack.enter_context(ranges.watching())
@@ -144,7 +147,7 @@ class StepRecorder:
         self._append(name, work, False, self._kind)
 
     def _append(self, name: str, work: Work, library: bool, kind: int) -> None:
-        operator = Operator(name, work, self._context, kind, self._micro_batch, library)
+        operator = Operator(name, work, self._context, kind, self._micro_batch, library, self.live())
         self._step.operators.append(operator)
 
     def _declared(self, kernel: Kernel) -> None:

@@ -110,7 +110,10 @@ def profile(steps: Sequence[RecordedStep], host: Host, parameters: int) -> StepP
         tensor_core=np.array([w.tensor_core for w in work]),
         experts=np.array([w.experts for w in work]),
         top_k=np.array([w.top_k for w in work]),
-        lines={n: tuple(np.array([getattr(w, n) for w in side], dtype=float) for side in pairs) for n in LINES},
+        lines={
+            **{n: tuple(np.array([getattr(w, n) for w in side], dtype=float) for side in pairs) for n in LINES},
+            "live": tuple(np.array([o.live for o in s.operators], dtype=float) for s in (other, last)),
+        },
         head_us=host.head_us * parameters,
         tail_us=host.tail_us * parameters,
         grouped_host_us=host.product_us,

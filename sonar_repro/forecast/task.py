@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
@@ -20,7 +21,7 @@ from ..training.build import (
 )
 from ..training.process import environment, prepare_process
 from ..training.step import training_step
-from . import host_costs
+from . import host_costs, snapshot
 from .fake_group import fake_group, stand_in
 from .fake_model import FAKE_IMPLEMENTATIONS, fake_environment
 from .memory import ForecastMeter
@@ -34,11 +35,11 @@ class ForecastOutOfMemory(MemoryError):
     """The forecast run could not have been allocated under its cap."""
 
 
-def run(config: Config, report: Any) -> None:
+def run(config: Config, report: Any) -> ForecastMeter:
     """Peak memory and step time of an arm at full size without a GPU. ``oom`` where the cap would be too small.
 
     Under data parallel the memory is rank 0's (FSDP2 and DDP run for real on a group without communication), and no
-    time is forecast.
+    time is forecast. Returns the meter, which can replay the run under other caps.
     """
     prepare_process(config)
     host_costs.load(config.host)  # a mistake is said before a minute has gone by
@@ -80,10 +81,13 @@ def run(config: Config, report: Any) -> None:
     report.section("loss", {"train": None, "heldout": None, "heldout_reason": NOT_RUN})
     if config.task.timeline:
         report.section("timeline", meter.timeline())
+    if config.task.snapshot:
+        snapshot.write(Path(config.task.snapshot), meter.tracker.log)
     if meter.oom:
         where = meter.oom
         report.phase_name = f"{where['phase']}, step {where['step']}, {where['region']}"
         raise ForecastOutOfMemory(f"memory_cap_gb={config.memory_cap_gb:g}: {describe_oom(where)}")
+    return meter
 
 
 def time_section(recorder: StepRecorder | None, config: Config, model: Any, memory: dict[str, Any]) -> dict[str, Any]:

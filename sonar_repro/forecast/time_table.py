@@ -121,4 +121,4 @@ def _on_card(
 
 def _trace(path: Path, step: StepProfile, gpu: GpuConfig, lengths: Sequence[int]) -> None:
     _, kernels, timeline, index = simulate(step, gpu, lengths, Constants())
-    write_trace(path, [step.names[i] for i in index], kernels, timeline)
+    write_trace(path, [step.names[i] for i in index], kernels, timeline, step.at("live", lengths)[index])

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,10 +84,19 @@ def parts_us(kernels: Kernels, kinds: int) -> list[float]:
     return np.bincount(kernels.kind, weights=kernels.device_us, minlength=kinds).tolist()
 
 
-def write_trace(path: Path, names: Sequence[str], kernels: Kernels, timeline: Timeline) -> None:
-    """A Chrome trace (chrome://tracing, Perfetto) with a row for the host and one for the device."""
-    events = []
+def write_trace(
+    path: Path, names: Sequence[str], kernels: Kernels, timeline: Timeline, live: Sequence[float] = ()
+) -> None:
+    """A Chrome trace (chrome://tracing, Perfetto): a row for the host, one for the device, and a memory counter.
+
+    Args:
+        live: bytes allocated when each kernel's operator was issued; empty leaves the counter out.
+    """
+    events: list[dict[str, Any]] = []
     before = 0.0
+    for issued, size in zip(timeline.issued, live):  # an allocation is the host's: it is counted as it is issued
+        counted = {"GB": round(size / 1e9, 6)}
+        events.append({"ph": "C", "name": "allocated", "pid": 0, "ts": round(issued, 3), "args": counted})
     for name, issued, start, end, wait in zip(names, timeline.issued, timeline.start, timeline.end, kernels.waits):
         common = {"ph": "X", "name": name, "pid": 0}
         events.append({**common, "tid": "host", "ts": round(before, 3), "dur": round(issued - before, 3)})

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import Config, host_file
+from ..config.schema import FILES_ASIDE, Config, host_file
 from ..data.spec import DataSpec
 from ..errors import UserError
 
@@ -130,12 +130,15 @@ def _check_card(config: Config) -> None:
 def _check_task(config: Config) -> None:
     """What is asked of the task can be had at this scale."""
     task, fake = config.task, config.scale.device == "fake"
-    if task.trace:
-        folder = Path(task.trace).absolute().parent
+    for key in FILES_ASIDE:
+        file = getattr(task, key)
+        if not file:
+            continue
+        folder = Path(file).absolute().parent
         if not fake or config.parallel.name != "none":
-            raise _bad("task.trace", task.trace, "is of a forecast in one process; use scale=forecast without parallel")
+            raise _bad(f"task.{key}", file, "is of a forecast in one process; use scale=forecast without parallel")
         if not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise _bad("task.trace", task.trace, "its folder is not there or not writable")
+            raise _bad(f"task.{key}", file, "its folder is not there or not writable")
     if task.options.get("diagnosis") and (fake or config.parallel.name != "none"):
         what = (
             "a forecast has no values" if fake else f"under parallel={config.parallel.name} a rank sees its own tokens"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config.identity import parameter_count
-from ..config.schema import Config
+from ..config.schema import FILES_ASIDE, Config
 from ..errors import UserError
 from .prerequisites import check_weights, prerequisites
 from .progress import ArmProgress, fail
@@ -40,9 +40,10 @@ def preflight(configs: list[Config]) -> None:
             )
         if config.parallel.backend == "nccl" and cuda_device_count() == 0:
             raise UserError("parallel.backend=nccl: needs CUDA GPUs and none is visible; use gloo or auto")
-    traced = [config.task.trace for config in configs if config.task.trace]
-    if len(traced) > 1:
-        raise UserError(f"task.trace={traced[0]}: {len(traced)} arms would write one file; choose one arm")
+    for key in FILES_ASIDE:
+        files = [getattr(config.task, key) for config in configs if getattr(config.task, key)]
+        if len(files) > 1:
+            raise UserError(f"task.{key}={files[0]}: {len(files)} arms would write one file; choose one arm")
     check_disk([config for config in configs if not config.dry_run])
     for data in {str(c.data): c.data for c in configs if c.data.source != "synthetic" and not c.dry_run}.values():
         check_available(DataSpec.of(data))

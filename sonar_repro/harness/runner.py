@@ -180,6 +180,7 @@ def _portable(config: Config) -> dict[str, Any]:
     data = dataclasses.asdict(config)
     del data["runs_dir"]
     data["task"]["trace"] = None
+    del data["task"]["snapshot"]
     data["host"] = Path(config.host).stem if config.host.endswith(".json") else config.host
     data["task"]["inputs"] = {role: Path(folder).name for role, folder in data["task"]["inputs"].items()}
     return data

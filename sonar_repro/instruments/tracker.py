@@ -49,23 +49,39 @@ class EventLog:
 
     ``events`` holds ``+(i + 1)`` where block ``i`` is allocated and ``-(i + 1)`` where it is freed. ``sizes`` (bytes),
     ``owners`` (index into :data:`OWNERS`) and ``regions`` (index into :data:`REGIONS`: where it was allocated) are
-    indexed by block. ``marks`` are ``(position in events, kind, label)``; kinds: ``phase``, ``step``, ``micro_batch``.
+    indexed by block, and so is ``places``: an index into ``place_names``, the tracker's ``place`` at the allocation.
+    ``workspaces`` are the blocks that no tensor shows. ``marks`` are ``(position in events, kind, label)``; kinds:
+    ``phase``, ``step``, ``micro_batch``.
     """
 
     events: array = field(default_factory=lambda: array("q"))
     sizes: array = field(default_factory=lambda: array("q"))
     owners: array = field(default_factory=lambda: array("b"))
     regions: array = field(default_factory=lambda: array("b"))
+    places: array = field(default_factory=lambda: array("l"))
+    place_names: list[str] = field(default_factory=lambda: [""])
+    workspaces: list[int] = field(default_factory=list)
     marks: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def add(self, size: int, owner: int, region: int) -> int:
+    def place(self, name: str) -> int:
+        """The index of a place's name, new or known."""
+        if name not in self._known:
+            self._known[name] = len(self.place_names)
+            self.place_names.append(name)
+        return self._known[name]
+
+    def add(self, size: int, owner: int, region: int, place: int = 0) -> int:
         """Append an allocation of ``size`` bytes; returns its block index."""
         block = len(self.sizes)
+        self.places.append(place)
         self.sizes.append(size)
         self.owners.append(owner)
         self.regions.append(region)
         self.events.append(block + 1)
         return block
+
+    def __post_init__(self) -> None:
+        self._known = {"": 0}
 
     def free(self, block: int) -> None:
         """Append the free of ``block``."""
@@ -122,6 +138,7 @@ class AllocationTracker(TorchDispatchMode):
         self._gradient_owner: dict[int, int] = {}
         self._depth = 0
         self._paused = False
+        self._place = 0
 
     # -- phases ---------------------------------------------------------------------------------------------------
 
@@ -171,11 +188,35 @@ class AllocationTracker(TorchDispatchMode):
         """
         self.track([*model.parameters(), *model.buffers()], "weights")
         experts = {id(parameter) for parameter in expert_parameters}
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 owner = EXPERT_GRADIENT if id(parameter) in experts else OTHER_GRADIENT
                 self._gradient_owner[id(parameter)] = owner
-                self._handles.append(parameter.register_hook(self._gradient_hook(owner)))
+                self._handles.append(parameter.register_hook(self._gradient_hook(owner, name)))
+        if self.log is not None:
+            self._follow(model)
+
+    def _follow(self, model: torch.nn.Module) -> None:
+        """Keep ``place`` at the module that runs: its name goes with each block that is allocated meanwhile."""
+        log, stack = self.log, [0]
+        assert log is not None
+
+        def enter(place: int) -> Callable[..., None]:
+            def pre_hook(*_: Any) -> None:
+                stack.append(place)
+                self._place = place
+
+            return pre_hook
+
+        def leave(*_: Any) -> None:
+            if len(stack) > 1:
+                stack.pop()
+            self._place = stack[-1]
+
+        for name, module in model.named_modules():
+            if name:
+                self._handles.append(module.register_forward_pre_hook(enter(log.place(name))))
+                self._handles.append(module.register_forward_hook(leave, always_call=True))
 
     def detach(self) -> None:
         """Remove the hooks of :meth:`attach`."""
@@ -186,7 +227,9 @@ class AllocationTracker(TorchDispatchMode):
 
     def reserve(self, nbytes: int) -> None:
         """Count a buffer that no tensor shows and that stays for good (a library's workspace)."""
-        self._hold(nbytes, self.region)
+        block = self._hold(nbytes, self.region)
+        if self.log is not None:
+            self.log.workspaces.append(block)
         self._reserved_bytes += nbytes
 
     def bytes_by_owner(self) -> dict[str, int]:
@@ -197,8 +240,11 @@ class AllocationTracker(TorchDispatchMode):
             totals[OWNERS[storage.owner]] += storage.nbytes
         return totals
 
-    def _gradient_hook(self, owner: int) -> Callable[[torch.Tensor], None]:
+    def _gradient_hook(self, owner: int, name: str) -> Callable[[torch.Tensor], None]:
+        place = self.log.place(name) if self.log is not None else 0
+
         def name_gradient(gradient: torch.Tensor) -> None:
+            self._place = place
             self._own(gradient, owner)
 
         return name_gradient
@@ -306,7 +352,7 @@ class AllocationTracker(TorchDispatchMode):
         in_forward = region == FORWARD
         # Code that runs with gradients on inside backward is a checkpointed block being recomputed.
         owner = ACTIVATION if region == BACKWARD and torch.is_grad_enabled() else TEMPORARY
-        block = self.log.add(nbytes, owner, region) if self.log is not None and nbytes else -1
+        block = self.log.add(nbytes, owner, region, self._place) if self.log is not None and nbytes else -1
         entry = _Storage(nbytes, owner, block, in_forward)
         self._storages[key] = entry
         entry.ref = weakref.ref(storage, lambda _, key=key: self._death(key))
@@ -323,7 +369,7 @@ class AllocationTracker(TorchDispatchMode):
         if self.log is not None:
             if entry.block >= 0:
                 self.log.free(entry.block)
-            entry.block = self.log.add(nbytes, entry.owner, region) if nbytes else -1
+            entry.block = self.log.add(nbytes, entry.owner, region, self._place) if nbytes else -1
         self._count(-entry.nbytes)
         self._count(nbytes)
         entry.nbytes = nbytes
@@ -344,7 +390,7 @@ class AllocationTracker(TorchDispatchMode):
 
     def _hold(self, nbytes: int, region: int) -> int:
         self._count(nbytes)
-        return self.log.add(nbytes, TEMPORARY, region) if self.log is not None else -1
+        return self.log.add(nbytes, TEMPORARY, region, self._place) if self.log is not None else -1
 
     def _raise_peak(self) -> None:
         peak = self._current
@@ -372,11 +418,21 @@ class AllocationTracker(TorchDispatchMode):
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizer_depth -= 1
         # The plain attribute only: an optimizer over optimizers builds it on demand, and its inner ones come here too.
-        for state in vars(optimizer).get("state", {}).values():
+        for parameter, state in vars(optimizer).get("state", {}).items():
             if isinstance(state, dict):
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
                         self._own(value, STATE)
+                        self._place_state(parameter, value)
+
+    def _place_state(self, parameter: Any, value: torch.Tensor) -> None:
+        """A state lies where its parameter does: under ``experts`` for an expert tensor's."""
+        if self.log is None or self._gradient_owner.get(id(parameter)) != EXPERT_GRADIENT:
+            return
+        for storage in _untyped_storages(value):
+            entry = self._storages.get(storage._cdata)
+            if entry is not None and entry.block >= 0:
+                self.log.places[entry.block] = self.log.place("experts")
 
 
 def _untyped_storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:

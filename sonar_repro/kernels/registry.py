@@ -25,14 +25,18 @@ class Backend:
     adapter: str | None = None
     package: str | None = None
     extra: str | None = None
+    install: str | None = None  # in place of an extra, for a library that is not on the package index
     cuda_only: bool = False
 
+
+#: The commit that the adapter is written for. A package index refuses such a reference in metadata: it is no extra.
+SCATTERMOE = "scattermoe @ git+https://github.com/shawntan/scattermoe@47b5e1502e5a10e82c8e5945d761b877849871e7"
 
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(),
     "grouped_mm": Backend(),
     "sonicmoe": Backend("sonar_repro.kernels.sonicmoe", extra="sonicmoe", cuda_only=True),
-    "scattermoe": Backend("sonar_repro.kernels.scattermoe", "scattermoe", extra="scattermoe", cuda_only=True),
+    "scattermoe": Backend("sonar_repro.kernels.scattermoe", "scattermoe", install=SCATTERMOE, cuda_only=True),
 }
 
 
@@ -43,7 +47,7 @@ def status(name: str, device: str) -> str | None:
         way_out = "use backend=grouped_mm, or scale=forecast for its memory"
         return f"backend={name}: its kernels need a CUDA GPU and this arm runs on {device}; {way_out}"
     if backend.package and importlib.util.find_spec(backend.package) is None:
-        way_out = f"pip install 'sonar_repro[{backend.extra}]'"
+        way_out = f"pip install '{backend.install or f'sonar_repro[{backend.extra}]'}'"
         return f"backend={name}: the package {backend.package} is not installed; {way_out}"
     reason = importlib.import_module(backend.adapter).why_not(device) if backend.adapter else None
     return f"backend={name}: {reason}" if reason else None
