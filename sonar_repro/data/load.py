@@ -89,7 +89,7 @@ def _text(data: DataConfig, tokenizer: Any, seed: int | None):
     else:
         documents = sources.local_documents(data)
         train, heldout = text.split_local(
-            documents, tokenizer, length, data.heldout_count, data.train_examples, order_seed
+            documents, tokenizer, length, data.heldout_count, data.train_examples, SHUFFLE_SEED, order_seed
         )
     wanted = {"train": data.train_examples or len(train), "heldout": data.heldout_count}
     used_counts = {"train": len(train), "heldout": len(heldout)}

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from ..errors import UserError
-from .corpus import SHUFFLE_SEED, Example
+from .corpus import Example
 from .instructions import shuffled_indices
 
 BLOCK = 1024  # sequences that a stream holds at a time; another run seed reorders within a block
@@ -125,9 +125,10 @@ def split_local(
     length: int,
     heldout: int,
     train: int | None,
+    seed: int,
     order_seed: int | None,
 ) -> tuple[list[Example], list[Example]]:
-    """Shuffle documents by :data:`SHUFFLE_SEED`, take held-out from the front and pack the rest for training.
+    """Shuffle documents by ``seed``, take held-out from the front and pack the rest for training.
 
     Returns:
         ``(train, heldout)``; ``order_seed`` reorders the training sequences, ``None`` keeps the packed order.
@@ -135,7 +136,7 @@ def split_local(
     Raises:
         UserError: the text is too short for what is asked.
     """
-    stream = iter([documents[i] for i in shuffled_indices(len(documents), SHUFFLE_SEED)])
+    stream = iter([documents[i] for i in shuffled_indices(len(documents), seed)])
     held, _ = take_heldout(stream, tokenizer, length, heldout)
     sequences = [text_example(i, ids) for i, ids in enumerate(islice(packed(stream, tokenizer, length), train))]
     if not sequences or (train is not None and len(sequences) < train):
