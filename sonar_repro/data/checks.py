@@ -52,7 +52,7 @@ def _check_counts(data: DataConfig) -> None:
         raise UserError(f"data.heldout_count={data.heldout_count}: must be 0 or more")
     if text and start not in (None, 0):
         raise UserError(f"data.heldout_start={start}: held-out text always comes first; leave it null")
-    if not text and start is not None and data.heldout_count and start < train:
+    if not text and start is not None and data.heldout_count and start < (train or 0):
         raise UserError(
             f"data.heldout_start={start} lies inside the {train} training examples: "
             f"use data.heldout_start={train} or more, or fewer data.train_examples"
