@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..data.lengths import alpaca_like_lengths
+from ..data.lengths import batch_lengths
 from ..errors import UserError
 from ..instruments.memory import PHASES, TrackerMeter
 from ..instruments.timeline import step_timeline
@@ -92,7 +92,7 @@ class ForecastMeter(TrackerMeter):
             batch_size: sequences a micro-batch.
             max_length: tokens of the longest sequence.
             accumulation: micro-batches a step.
-            seed: of the drawn lengths (:func:`sonar_repro.data.lengths.alpaca_like_lengths`).
+            seed: of the drawn lengths (:func:`sonar_repro.data.lengths.batch_lengths`).
             replayed_steps: drawn steps behind the recorded ones; 0 replays the recorded ones only.
             padded: whether batches have padding, which makes a mask tensor of the causal flag.
         """
@@ -177,8 +177,7 @@ class ForecastMeter(TrackerMeter):
     @staticmethod
     def _draw(batch_size: int, max_length: int, accumulation: int, seed: int, steps: int) -> list[list[int]]:
         count = (steps + 1) * accumulation
-        lengths = alpaca_like_lengths(count * batch_size, seed, max_length)
-        longest = [max(lengths[first : first + batch_size]) for first in range(0, count * batch_size, batch_size)]
+        longest = batch_lengths(count, batch_size, seed, max_length)
         return [longest[first : first + accumulation] for first in range(0, count, accumulation)]
 
     def _micro_batches(
