@@ -18,10 +18,13 @@ _EXPORTS = {
     "make_factory": "sonar_repro.optim.factory",
     "find_expert_tensors": "sonar_repro.models.experts",
 }
-__all__ = ["__version__", *_EXPORTS]
+_ROOMS = ("forecast",)  # a package that is called: forecast("olmoe", method="sonar")
+__all__ = ["__version__", *_EXPORTS, *_ROOMS]
 
 
 def __getattr__(name: str):
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name in _EXPORTS:
         return getattr(importlib.import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'sonar_repro' has no attribute {name!r}")

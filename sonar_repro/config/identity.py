@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def fingerprint(config: Config) -> str:
 
 def content_digest(path: str) -> str:
     """sha256 of a file, or of a folder's config.json; the text itself for something that is no path (a hub id)."""
-    file = Path(path)
+    file = Path(os.path.expanduser(path))
     if file.is_dir():
         file = file / "config.json"
     return hashlib.sha256(file.read_bytes() if file.is_file() else path.encode()).hexdigest()

@@ -97,19 +97,30 @@ class DatasetConfig:
 
 @dataclass
 class DataConfig:
-    """One data source, named for what it is."""
+    """One data set and the part of it that is used, named for what it is (:mod:`sonar_repro.data.checks` checks it)."""
 
     name: str = "embedded_instructions"
-    kind: str = "instructions"  # instructions | text
-    source: str = "embedded"  # embedded | hub | path | synthetic
-    path: str | None = None
+    kind: str = "instructions"  # instructions: loss on the response | text: packed, loss on every token
+    source: str = "embedded"  # embedded: in the package | hub | path | synthetic: a forecast's, no data
+    path: str | None = None  # a JSONL, JSON or Parquet file; only with source=path
     hub_id: str | None = None
-    revision: str | None = None
-    subset: str | None = None
-    train_examples: int | None = 0  # null: all of a local text
-    heldout_start: int | None = 0
-    heldout_count: int = 0
-    max_length: int = 64
+    revision: str | None = None  # a commit, so that the data cannot change unseen
+    subset: str | None = None  # the hub's configuration name, if the set has several
+    train_examples: int | None = 0  # instructions: the first N of the shuffled order; text: sequences, null for all
+    heldout_start: int | None = 0  # position in the shuffled order; null: behind the training examples, text: first
+    heldout_count: int = 0  # examples, or packed sequences
+    max_length: int = 64  # tokens; instructions are cut there, text is packed to exactly that
+
+    @property
+    def heldout_range(self) -> tuple[int, int]:
+        """Held-out positions ``[start, stop)`` in the shuffled order of an instruction set."""
+        start = (self.train_examples or 0) if self.heldout_start is None else self.heldout_start
+        return start, start + self.heldout_count
+
+    @property
+    def rows_needed(self) -> int:
+        """Rows that an instruction set must have for this training and held-out selection."""
+        return max(self.train_examples or 0, self.heldout_range[1] if self.heldout_count else 0)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -103,21 +102,9 @@ class BatchStream(Iterator[Batch]):
         return collate(chosen, self.pad_id)
 
 
-def batches(examples: Sequence[Example], batch_size: int, pad_id: int, **options: int) -> BatchStream:
-    """Infinite training micro-batches; ``options`` (``start``, ``rank``, ``world_size``) as in :class:`BatchStream`."""
-    return BatchStream(examples, batch_size, pad_id, **options)
-
-
 def sequential_batches(examples: Sequence[Example], batch_size: int, pad_id: int) -> Iterator[Batch]:
     """Each example once, in order; the last batch may be smaller. For held-out loss."""
     if batch_size < 1:
         raise UserError(f"batch_size={batch_size}: must be at least 1")
     for start in range(0, len(examples), batch_size):
         yield collate(examples[start : start + batch_size], pad_id)
-
-
-def filled_batch(batch_size: int, length: int, vocab_size: int, seed: int = 0) -> Batch:
-    """A batch of shape ``[batch_size, length]`` with every position filled and supervised: what a forecast assumes."""
-    uniform = random.Random(seed).random
-    rows = [[int(uniform() * vocab_size) for _ in range(length)] for _ in range(batch_size)]
-    return collate([Example(index, row, list(row)) for index, row in enumerate(rows)], pad_id=0)

@@ -10,6 +10,9 @@ from typing import Any
 
 IGNORE = -100  # the label that torch's cross-entropy leaves out
 HASHED_EXAMPLES = 256
+# Shuffles before the split, so that every arm and every run seed sees the same training and held-out examples: the
+# papers' seed. The order within training follows the run's seed.
+SHUFFLE_SEED = 42
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import UserError
-from .corpus import IGNORE, Example
+from ..config.schema import DataConfig
+from .checks import require_rows
+from .corpus import IGNORE, SHUFFLE_SEED, Example
 from .prompt import alpaca_prompt
-from .spec import DataSpec
 
 PROMPT_TOO_LONG = "prompt_too_long"
 
@@ -20,26 +20,21 @@ def shuffled_indices(n: int, seed: int) -> list[int]:
     return numpy.random.default_rng(seed).permutation(n).tolist()
 
 
-def choose(spec: DataSpec, available: int) -> tuple[list[int], list[int]]:
+def choose(data: DataConfig, available: int) -> tuple[list[int], list[int]]:
     """Row indices for training and held-out, both in shuffled order and disjoint, before any example is looked at.
 
     Raises:
         UserError: the data set is too small for the selection.
     """
-    if spec.rows_needed > available:
-        raise UserError(
-            f"data.name={spec.name}: {available} rows, but train_examples={spec.train_examples} and held-out positions "
-            f"{spec.heldout_range[0]}-{spec.heldout_range[1] - 1} need {spec.rows_needed}: lower data.train_examples, "
-            "data.heldout_start or data.heldout_count"
-        )
-    order = shuffled_indices(available, spec.seed)
-    start, stop = spec.heldout_range
-    return order[: spec.train_examples], order[start:stop]
+    require_rows(data, available)
+    order = shuffled_indices(available, SHUFFLE_SEED)
+    start, stop = data.heldout_range
+    return order[: data.train_examples], order[start:stop]
 
 
-def reorder(indices: list[int], spec: DataSpec, run_seed: int | None) -> list[int]:
+def reorder(indices: list[int], run_seed: int | None) -> list[int]:
     """The training order of a run: the split's own for the split's own seed (the paper's), else a shuffle of it."""
-    if run_seed is None or run_seed == spec.seed:
+    if run_seed is None or run_seed == SHUFFLE_SEED:
         return indices
     return [indices[i] for i in shuffled_indices(len(indices), run_seed)]
 

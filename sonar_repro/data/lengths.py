@@ -39,3 +39,9 @@ def alpaca_like_lengths(n: int, seed: int, max_length: int = 256) -> list[int]:
         left, right = ALPACA_LENGTH_QUANTILES[low], ALPACA_LENGTH_QUANTILES[low + 1]
         lengths.append(min(max_length, round(left + (position - low) * (right - left))))
     return lengths
+
+
+def batch_lengths(batches: int, batch_size: int, seed: int, max_length: int) -> list[int]:
+    """Tokens a sequence of each of ``batches`` padded batches: the longest of ``batch_size`` Alpaca-like draws."""
+    drawn = alpaca_like_lengths(batches * batch_size, seed, max_length)
+    return [max(drawn[first : first + batch_size]) for first in range(0, len(drawn), batch_size)]

@@ -2,54 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from ..config.schema import DataConfig
 from ..errors import UserError
 from . import instructions, sources, text
-from .corpus import Corpus, order_hash
-from .spec import DataSpec
+from .checks import check_data
+from .corpus import SHUFFLE_SEED, Corpus, order_hash
 
 
-def load_corpus(
-    data_cfg: Any, *, tokenizer: Any = None, max_length: int | None = None, seed: int | None = None
-) -> Corpus:
+def load_corpus(data: DataConfig, *, tokenizer: Any = None, seed: int | None = None) -> Corpus:
     """Choose, tokenize and order one data set; embedded, local and hub sets differ in how their rows are read only.
 
     Args:
-        data_cfg: a :class:`DataSpec`, or anything with its fields (a config node).
         tokenizer: a transformers tokenizer with an end token; ``None`` for the embedded one of this kind of data.
-        max_length: overrides ``data_cfg.max_length``.
-        seed: the run's seed. Which examples are train and held-out depends on ``data_cfg.seed`` only; a run seed that
-            differs from it reorders the training examples, one that equals it keeps the shuffle's own order (the
-            paper's).
+        seed: the run's seed. It does not choose which examples are train and held-out: a seed other than
+            :data:`SHUFFLE_SEED` reorders the training examples, that one keeps the shuffle's own order (the paper's).
 
     Raises:
         UserError: bad rows (file and line), data that is missing or too small, a tokenizer without an end token.
     """
-    spec = DataSpec.of(data_cfg)
-    if max_length is not None:
-        spec = DataSpec.of(replace(spec, max_length=max_length))
+    check_data(data)
+    if data.source == "synthetic":
+        raise UserError("data.source=synthetic: a forecast's, with nothing to train on; choose embedded, hub or path")
     if tokenizer is None:
         from .tokenizer import load_tokenizer
 
-        tokenizer = load_tokenizer(spec.kind)
+        tokenizer = load_tokenizer(data.kind)
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"tokenizer {name}: has no end token (eos_token), which responses and documents are closed with"
         )
-    build = _instructions if spec.kind == "instructions" else _text
-    train, heldout, counts = build(spec, tokenizer, seed)
+    build = _instructions if data.kind == "instructions" else _text
+    train, heldout, counts = build(data, tokenizer, seed)
     if not len(train):
         raise UserError(
-            f"data.max_length={spec.max_length}: no training example of {spec.train_examples} keeps a supervised "
+            f"data.max_length={data.max_length}: no training example of {data.train_examples} keeps a supervised "
             "token: raise data.max_length"
         )
     pad = tokenizer.pad_token_id
     return Corpus(
-        name=spec.name,
+        name=data.name,
         tokenizer_name=name,
         train=train,
         heldout=heldout,
@@ -58,45 +53,45 @@ def load_corpus(
         pad_id=tokenizer.eos_token_id if pad is None else pad,
         eos_id=tokenizer.eos_token_id,
         vocab_size=len(tokenizer),
-        max_length=spec.max_length,
-        source=_provenance(spec),
+        max_length=data.max_length,
+        source=_provenance(data),
     )
 
 
-def _provenance(spec: DataSpec) -> dict[str, Any]:
-    facts = {"kind": spec.kind, "source": spec.source, "shuffle_seed": spec.seed}
-    if spec.source == "hub":
-        facts |= {"hub_id": spec.hub_id, "revision": spec.revision, "subset": spec.subset}
-    if spec.kind == "instructions":
-        facts |= {"prompt": spec.prompt, "heldout_range": list(spec.heldout_range)}
+def _provenance(data: DataConfig) -> dict[str, Any]:
+    facts = {"kind": data.kind, "source": data.source, "shuffle_seed": SHUFFLE_SEED}
+    if data.source == "hub":
+        facts |= {"hub_id": data.hub_id, "revision": data.revision, "subset": data.subset}
+    if data.kind == "instructions":
+        facts |= {"prompt": "alpaca", "heldout_range": list(data.heldout_range)}
     return facts
 
 
-def _instructions(spec: DataSpec, tokenizer: Any, seed: int | None):
-    rows = sources.instruction_rows(spec)
-    train_indices, heldout_indices = instructions.choose(spec, len(rows))
-    train_indices = instructions.reorder(train_indices, spec, seed)
-    train, train_counts = instructions.encode_rows(rows, train_indices, tokenizer, spec.max_length)
-    heldout, heldout_counts = instructions.encode_rows(rows, heldout_indices, tokenizer, spec.max_length)
+def _instructions(data: DataConfig, tokenizer: Any, seed: int | None):
+    rows = sources.instruction_rows(data)
+    train_indices, heldout_indices = instructions.choose(data, len(rows))
+    train_indices = instructions.reorder(train_indices, seed)
+    train, train_counts = instructions.encode_rows(rows, train_indices, tokenizer, data.max_length)
+    heldout, heldout_counts = instructions.encode_rows(rows, heldout_indices, tokenizer, data.max_length)
     return train, heldout, {"train": train_counts, "heldout": heldout_counts}
 
 
-def _text(spec: DataSpec, tokenizer: Any, seed: int | None):
-    length = spec.max_length
-    order_seed = None if seed is None or seed == spec.seed else seed
-    if spec.source == "hub":
-        open_documents = sources.stream_documents(spec)
+def _text(data: DataConfig, tokenizer: Any, seed: int | None):
+    length = data.max_length
+    order_seed = None if seed is None or seed == SHUFFLE_SEED else seed
+    if data.source == "hub":
+        open_documents = sources.stream_documents(data)
         documents = open_documents()
-        heldout, used = text.take_heldout(documents, tokenizer, length, spec.heldout_count)
+        heldout, used = text.take_heldout(documents, tokenizer, length, data.heldout_count)
         train = text.StreamedSequences(
-            documents, lambda: islice(open_documents(), used, None), tokenizer, length, spec.train_examples, order_seed
+            documents, lambda: islice(open_documents(), used, None), tokenizer, length, data.train_examples, order_seed
         )
     else:
-        documents = sources.local_documents(spec)
+        documents = sources.local_documents(data)
         train, heldout = text.split_local(
-            documents, tokenizer, length, spec.heldout_count, spec.train_examples, spec.seed, order_seed
+            documents, tokenizer, length, data.heldout_count, data.train_examples, SHUFFLE_SEED, order_seed
         )
-    wanted = {"train": spec.train_examples or len(train), "heldout": spec.heldout_count}
+    wanted = {"train": data.train_examples or len(train), "heldout": data.heldout_count}
     used_counts = {"train": len(train), "heldout": len(heldout)}
     counts = {s: {"requested": wanted[s], "used": used_counts[s], "truncated": 0, "dropped": {}} for s in wanted}
     return train, heldout, counts

@@ -1,20 +1,24 @@
-"""The user's own rows: JSONL, JSON and Parquet, checked one by one, with the file and line of what is wrong."""
+"""The user's own rows: a JSONL, JSON or Parquet file, checked row by row, with the file and line of what is wrong."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet"}
-_METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+_BOM = b"\xef\xbb\xbf"
 Check = Callable[[Any, str], Any]
 
 
-def _text(row: dict, field: str, where: str) -> str:
+def _text(row: Mapping[str, Any], field: str, where: str) -> str:
     value = row[field]
     if not isinstance(value, str):
         raise UserError(f"{where}: field {field!r} is {type(value).__name__}, not text")
@@ -39,7 +43,8 @@ def instruction_row(row: Any, where: str) -> dict[str, str]:
         )
     for field in ("instruction", "output"):
         if field not in row:
-            present = ", ".join(map(str, row)) or "none"
+            # repr: a name may hold a line break or half a surrogate pair
+            present = ", ".join(repr(name)[1:-1][:40] for name in list(row)[:10]) or "none"
             raise UserError(f"{where}: field {field!r} is missing (fields present: {present})")
     instruction = _text(row, "instruction", where)
     if not instruction.strip():
@@ -55,84 +60,85 @@ def text_row(row: Any, where: str) -> str:
     return _text(row, "text", where)
 
 
-def read_rows(path: str | Path, check: Check) -> list[Any]:
-    """Read a JSONL (one object a line, blank lines skipped), JSON (a list) or Parquet file, or a directory of one kind.
+def check_file(path: str | Path) -> Path:
+    """The file at ``path`` (``~`` is the home folder), which a run can read, and whose kind is known.
 
     Raises:
-        UserError: no such file, unknown or mixed kinds, no rows, or a bad row, with its file and line.
+        UserError: nothing there, a folder, a pipe or device, no permission, or an unknown kind.
     """
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise UserError(f"data.path={path}: no such file or directory")
-    files = _files_of(path) if path.is_dir() else [path]
-    rows = [row for file in files for row in _read_file(file, check)]
+    file = Path(os.path.expanduser(path))
+    try:
+        mode = os.stat(file).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"data.path={path}: no such file; give a JSONL, JSON or Parquet file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UserError(f"data.path={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if stat.S_ISDIR(mode):
+        raise UserError(f"data.path={path}: is a folder; name one JSONL, JSON or Parquet file in it")
+    if not stat.S_ISREG(mode):
+        raise UserError(
+            f"data.path={path}: is a pipe, socket or device, whose content counts once only; write it to a file"
+        )
+    if file.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"data.path={path}: unknown kind {file.suffix or '(no suffix)'!r}: use .jsonl, .json or .parquet"
+        )
+    if not os.access(file, os.R_OK):
+        raise UserError(f"data.path={path}: cannot be read: permission denied")
+    return file
+
+
+def read_rows(path: str | Path, check: Check) -> list[Any]:
+    """Read a JSONL (one object a line, blank lines skipped), JSON (a list, or lines) or Parquet file.
+
+    Raises:
+        UserError: as :func:`check_file`; no rows; or a bad row, with its file and line.
+    """
+    file = check_file(path)
+    kind = SUFFIXES[file.suffix.lower()]
+    rows = list(_read_parquet(file, check) if kind == "parquet" else _read_json(file, check, kind))
     if not rows:
         raise UserError(f"data.path={path}: no rows")
     return rows
 
 
-def _files_of(directory: Path) -> list[Path]:
-    found = sorted(
-        p
-        for p in directory.rglob("*")
-        if p.suffix.lower() in SUFFIXES and p.name not in _METADATA and not any(q.startswith(".") for q in p.parts[-2:])
-    )
-    if not found:
-        raise UserError(f"data.path={directory}: holds no .jsonl, .json or .parquet file")
-    kinds = {SUFFIXES[p.suffix.lower()] for p in found}
-    if len(kinds) > 1:
-        raise UserError(
-            f"data.path={directory}: holds {' and '.join(sorted(kinds))} files: name one, so that no row is read twice"
-        )
-    return found
-
-
-def _read_file(path: Path, check: Check) -> Iterator[Any]:
-    kind = SUFFIXES.get(path.suffix.lower())
-    if kind is None:
-        raise UserError(
-            f"data.path={path}: unknown kind {path.suffix or '(no suffix)'!r}: use .jsonl, .json or .parquet"
-        )
-    if kind == "parquet":
-        return _read_parquet(path, check)
+def _read_json(path: Path, check: Check, kind: str) -> Iterator[Any]:
     try:
-        raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        raw = path.read_bytes()
     except OSError as error:
         raise UserError(f"data.path={path}: cannot be read: {error.strerror}") from error
-    if kind == "json" and raw.lstrip()[:1] == b"[":
-        return _read_list(path, raw, check)
-    return _read_lines(path, raw, check)
-
-
-def _read_lines(path: Path, raw: bytes, check: Check) -> Iterator[Any]:
+    if kind == "json" and raw.removeprefix(_BOM).lstrip()[:1] == b"[":
+        for number, row in enumerate(_parse(raw, path, 1, "not JSON"), start=1):
+            yield check(row, f"{path}: item {number} of the list")
+        return
     for number, line in enumerate(raw.split(b"\n"), start=1):
         if line.strip():
-            where = f"{path}:{number}"
-            yield check(_parse(line, where), where)
+            yield check(_parse(line, path, number, "not a JSON object on one line"), f"{path}:{number}")
 
 
-def _read_list(path: Path, raw: bytes, check: Check) -> Iterator[Any]:
+def _parse(raw: bytes, path: Path, line: int, otherwise: str) -> Any:
+    """The JSON value of ``raw``, which starts at ``line`` of the file; a refusal names the line of the fault."""
+
+    def fault(position: int, says: str) -> UserError:
+        return UserError(f"{path}:{line + raw.count(10, 0, position)}: {says}")
+
+    if b"\0" in raw:
+        says = "holds a NUL byte, as UTF-16 and binary files do: save it as UTF-8 text"
+        raise fault(raw.index(b"\0"), says)
     try:
-        rows = json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}:{raw.count(bytes([10]), 0, error.start) + 1}: not UTF-8") from None
+        at = error.start + (len(_BOM) if raw.startswith(_BOM) else 0)
+        raise fault(at, f"not UTF-8 (byte 0x{raw[at]:02x}): save it as UTF-8 text") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+        says = f"{otherwise}: {error.msg} (column {error.colno})"
+        raise UserError(f"{path}:{line + error.lineno - 1}: {says}") from None
     except RecursionError:
-        raise UserError(f"{path}:1: not a list of rows: nested too deeply") from None
-    for number, row in enumerate(rows, start=1):
-        yield check(row, f"{path}: item {number} of the list")
-
-
-def _parse(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not a JSON object on one line: {error.msg} (column {error.colno})") from None
-    except RecursionError:
-        raise UserError(f"{where}: not a row: nested too deeply") from None
+        raise fault(0, "not a row: nested too deeply") from None
+    except ValueError:  # Python converts no integer of more digits than this
+        most = sys.get_int_max_str_digits()
+        digits = re.search(rb"[0-9]{%d}" % (most + 1), raw)
+        raise fault(digits.start() if digits else 0, f"holds a number of more than {most} digits") from None
 
 
 def _read_parquet(path: Path, check: Check) -> Iterator[Any]:
@@ -146,7 +152,7 @@ def _read_parquet(path: Path, check: Check) -> Iterator[Any]:
 
     try:
         rows = parquet.read_table(path).to_pylist()
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"data.path={path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
     for number, row in enumerate(rows, start=1):
         yield check(row, f"{path}: row {number}")

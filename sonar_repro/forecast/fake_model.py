@@ -81,6 +81,11 @@ class FakeEnvironment:
         model.register_forward_pre_hook(self._note_padding, with_kwargs=True)
         return model
 
+    def adopt(self, model: nn.Module) -> nn.Module:
+        """A module whose tensors are on the meta device, with fake ones in their places (tied ones stay tied)."""
+        self._to_fake(model)
+        return model
+
     def batch(self, batch_size: int, length: int, *, padded: bool = False) -> dict[str, torch.Tensor]:
         """A batch of fake int64 ``[batch_size, length]`` tensors: input_ids, attention_mask, labels.
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..data.lengths import alpaca_like_lengths
+from ..data.lengths import batch_lengths
 from ..errors import UserError
 from ..instruments.memory import PHASES, TrackerMeter
 from ..instruments.timeline import step_timeline
@@ -96,7 +96,7 @@ class ForecastMeter(TrackerMeter):
             batch_size: sequences a micro-batch.
             max_length: tokens of the longest sequence.
             accumulation: micro-batches a step.
-            seed: of the drawn lengths (:func:`sonar_repro.data.lengths.alpaca_like_lengths`).
+            seed: of the drawn lengths (:func:`sonar_repro.data.lengths.batch_lengths`).
             replayed_steps: drawn steps behind the recorded ones; 0 replays the recorded ones only.
             padded: whether batches have padding, which makes a mask tensor of the causal flag.
         """
@@ -138,6 +138,20 @@ class ForecastMeter(TrackerMeter):
             "padded": padded,
             "reason": reason,
         }
+
+    def run_steps(self, step: Callable[[], Any], steady: int = 2) -> None:
+        """Record the first step and ``steady`` more of the same shape; nothing is drawn behind them."""
+        self._template, self._steps, self._report = None, [], None
+        self._recorded = [[1] for _ in range(1 + steady)]
+        for index in range(1 + steady):
+            self.phase("warmup" if index == 0 else "measured")
+            self.tracker.step(index + 1)
+            if self.recorder is not None:
+                self.recorder.step([1])
+            step()
+            if self.recorder is not None:
+                self.recorder.end()
+        self.tracker.step("end")
 
     def report(self) -> AllocatorReport:
         """The replay, made once; without a template (``sequence["reason"]`` says why) of the recorded steps only."""
@@ -203,8 +217,7 @@ class ForecastMeter(TrackerMeter):
     @staticmethod
     def _draw(batch_size: int, max_length: int, accumulation: int, seed: int, steps: int) -> list[list[int]]:
         count = (steps + 1) * accumulation
-        lengths = alpaca_like_lengths(count * batch_size, seed, max_length)
-        longest = [max(lengths[first : first + batch_size]) for first in range(0, count * batch_size, batch_size)]
+        longest = batch_lengths(count, batch_size, seed, max_length)
         return [longest[first : first + accumulation] for first in range(0, count, accumulation)]
 
     def _micro_batches(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ..config.schema import Config, GpuConfig, conf_dir
-from ..data.lengths import alpaca_like_lengths
+from ..data.lengths import batch_lengths
 from ..errors import UserError
 from . import host_costs
 from .recorder import StepRecorder
@@ -30,9 +30,7 @@ def representative_length(batch_size: int, max_length: int, seed: int, kind: str
     """
     if kind == "text":
         return max_length
-    lengths = alpaca_like_lengths(DRAWN_STEPS * batch_size, seed, max_length)
-    longest = [max(lengths[i : i + batch_size]) for i in range(0, len(lengths), batch_size)]
-    return round(statistics.median(longest))
+    return round(statistics.median(batch_lengths(DRAWN_STEPS, batch_size, seed, max_length)))
 
 
 def cards() -> list[GpuConfig]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.schema import FILES_ASIDE, Config, host_file
-from ..data.spec import DataSpec
+from ..data.checks import check_data
 from ..errors import UserError
 
 
@@ -30,8 +30,6 @@ CHOICES = {
     "model.weights": ("random", "pretrained"),
     "method.in_backward": ("none", "experts", "all"),
     "method.granularity": ("tensor", "expert"),
-    "data.kind": ("instructions", "text"),
-    "data.source": ("embedded", "hub", "path", "synthetic"),
     "parallel.name": ("none", "ddp", "fsdp2"),
     "parallel.backend": ("auto", "gloo", "nccl"),
 }
@@ -46,7 +44,6 @@ AT_LEAST = {
     "repeat": 1,
     "threads": 1,
     "parallel.processes": 1,
-    "data.max_length": 2,
     "learning_rate": 0,
     "final_learning_rate": 0,
 }
@@ -175,18 +172,10 @@ def _check_accumulation(config: Config) -> None:
 
 def _check_data(config: Config) -> None:
     data = config.data
-    if data.source == "path":
-        if not data.path:
-            raise _bad("data.path", data.path, "name a JSONL file with instruction, input and output")
-        if not Path(data.path).is_file():
-            raise _bad("data.path", data.path, "no such file; give a JSONL file with instruction, input and output")
-    elif data.path and data.source != "hub":
-        raise _bad("data.path", data.path, "choose data=own with it (python -m sonar_repro data=own data.path=FILE)")
-    if data.source != "synthetic":
-        if data.train_examples is not None and data.train_examples < config.batch_size:
-            too_few = f"fewer than one batch of batch_size={config.batch_size}"
-            raise _bad("data.train_examples", data.train_examples, too_few)
-        DataSpec.of(data)
+    check_data(data)
+    if data.source != "synthetic" and data.train_examples is not None and data.train_examples < config.batch_size:
+        too_few = f"fewer than one batch of batch_size={config.batch_size}"
+        raise _bad("data.train_examples", data.train_examples, too_few)
 
 
 def _check_parallel(config: Config) -> None:

@@ -22,7 +22,6 @@ WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 def preflight(configs: list[Config]) -> None:
     """Refuse what cannot work before anything is built: folder, device, disk. Raises UserError."""
     from ..data.sources import check_available
-    from ..data.spec import DataSpec
     from ..machine import cuda_device_count
     from ..models.files import check_available as check_checkpoint
     from .memory_check import check_card
@@ -46,7 +45,7 @@ def preflight(configs: list[Config]) -> None:
             raise UserError(f"task.{key}={files[0]}: {len(files)} arms would write one file; choose one arm")
     check_disk([config for config in configs if not config.dry_run])
     for data in {str(c.data): c.data for c in configs if c.data.source != "synthetic" and not c.dry_run}.values():
-        check_available(DataSpec.of(data))
+        check_available(data)
     for model in {str(c.model): c.model for c in configs if c.model.weights == "pretrained" and not c.dry_run}.values():
         check_checkpoint(model)
     check_card(configs)

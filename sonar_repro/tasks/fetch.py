@@ -15,9 +15,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ..config.identity import parameter_count
-from ..config.schema import Config, conf_dir
+from ..config.schema import Config, DataConfig, conf_dir
 from ..data.sources import fetch_dataset, offline
-from ..data.spec import DataSpec
 from ..errors import UserError
 from ..models import files
 
@@ -99,10 +98,10 @@ def fetch_data(config: Config) -> str:
     return "data: local, nothing to fetch" if spec is None else f"data: {fetch_dataset(spec)}"
 
 
-def paper_data(config: Config) -> DataSpec | None:
+def paper_data(config: Config) -> DataConfig | None:
     """The hub set of this dataset group: the one chosen, else the group's at paper scale; None for local data."""
     if config.data.source == "hub":
-        return DataSpec.of(config.data)
+        return config.data
     path = conf_dir() / "data" / f"{config.dataset.name}_paper.yaml"
     if config.data.source == "path" or not path.is_file():
         return None
@@ -111,7 +110,7 @@ def paper_data(config: Config) -> DataSpec | None:
         for key, value in OmegaConf.to_container(OmegaConf.load(path), resolve=False).items()
         if not str(value).startswith("${")
     }
-    return DataSpec.of({"train_examples": 1, "heldout_count": 0, **fields})
+    return DataConfig(**fields)
 
 
 def _first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from ..config.identity import fingerprint
 from ..config.schema import Config
-from ..data import Batch, BatchStream, DataSpec, load_corpus, sequential_batches
+from ..data import Batch, BatchStream, load_corpus, sequential_batches
 from ..data import load_tokenizer as embedded_tokenizer
 from ..errors import UserError
 from ..instruments.kernels import profile_steps
@@ -133,7 +133,7 @@ class Training:
             self.tokenizer = load_tokenizer(config.model)
         else:
             self.tokenizer = embedded_tokenizer(config.data.kind)
-        self.corpus = load_corpus(DataSpec.of(config.data), tokenizer=self.tokenizer, seed=config.seed)
+        self.corpus = load_corpus(config.data, tokenizer=self.tokenizer, seed=config.seed)
 
     def make_model(self) -> Any:
         """The starting model: hub weights, or random ones from the arm's seed (the same at every call)."""

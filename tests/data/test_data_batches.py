@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from sonar_repro.data import BatchStream, Example, batches, collate, filled_batch, sequential_batches
+from sonar_repro.data import BatchStream, Example, collate, sequential_batches
 from sonar_repro.errors import UserError
 
 
@@ -52,18 +52,18 @@ def test_a_batch_without_supervision_is_seen_before_the_forward_pass():
 
 def test_order_is_fixed_and_wraps_without_loss():
     data = [example(i, 3) for i in range(5)]
-    stream = batches(data, 2, 0)
+    stream = BatchStream(data, 2, 0)
     assert [indices(next(stream)) for _ in range(6)] == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4], [0, 1]]
 
 
 @pytest.mark.parametrize("start", [0, 1, 3, 7, 12])
 def test_resume_at_a_position_gives_the_same_batches(start):
     data = [example(i, 2 + i % 3) for i in range(7)]
-    whole = batches(data, 3, 0)
+    whole = BatchStream(data, 3, 0)
     for _ in range(start):
         next(whole)
     assert whole.position == start
-    resumed = batches(data, 3, 0, start=whole.position)
+    resumed = BatchStream(data, 3, 0, start=whole.position)
     for _ in range(5):
         first, second = next(whole), next(resumed)
         assert all(torch.equal(a, b) for a, b in zip(first.model_inputs().values(), second.model_inputs().values()))
@@ -87,19 +87,9 @@ def test_heldout_is_read_once_with_a_short_last_batch():
     assert list(sequential_batches([], 2, 0)) == []
 
 
-def test_filled_batch_has_every_position_real_and_supervised():
-    batch = filled_batch(3, 16, vocab_size=50)
-    assert batch.input_ids.shape == (3, 16)
-    assert batch.attention_mask.all()
-    assert (batch.labels == batch.input_ids).all()
-    assert batch.input_ids.min() >= 0 and batch.input_ids.max() < 50
-    assert (batch.tokens, batch.supervised_tokens) == (48, 45)
-    assert torch.equal(batch.input_ids, filled_batch(3, 16, 50).input_ids)
-
-
 @pytest.mark.parametrize(
     ("size", "count", "text"), [(0, 3, "batch_size=0"), (4, 3, "batch_size=4"), (1, 0, "no usable")]
 )
 def test_impossible_batches_are_refused(size, count, text):
     with pytest.raises(UserError, match=text):
-        batches([example(i, 2) for i in range(count)], size, 0)
+        BatchStream([example(i, 2) for i in range(count)], size, 0)

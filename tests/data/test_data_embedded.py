@@ -1,88 +1,102 @@
-"""The embedded set and tokenizers: made again they are the same, and they fit their purpose."""
+"""The sets that ship and their tokenizers: the bytes, what a changed file says, and that they fit their purpose."""
 
+import gzip
 import hashlib
 import json
 import statistics
 import time
 
 import pytest
-from tokenizers import Tokenizer
+from data_sets import data_config
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
 
-from sonar_repro.data import DataSpec, load_corpus, load_tokenizer
-from sonar_repro.data.families import families
-from sonar_repro.data.families.draw import Draw
-from sonar_repro.data.make_embedded import SHIPPED, generate, main, shipped_files
+from sonar_repro.data import check_available, frozen, load_corpus, load_tokenizer
+from sonar_repro.data.frozen import FOLDER, ROWS, SHA256, frozen_documents, frozen_file, frozen_rows
 from sonar_repro.data.prompt import FIXED_PARTS
-from sonar_repro.data.sources import embedded_path
 from sonar_repro.errors import UserError
 
-# sha256 of instructions.jsonl: pins the generator across Python versions, and against edits that change every record.
-SHIPPED_SHA256 = "f2f5b6b9af65e981f77c08c32613c5ab061830dec303f973adf675fb9badb894"
+# sha256 of the rows as JSONL, the first 1,000 and all: what the generator wrote on every Python version.
+SMALL_SHA256 = "f2f5b6b9af65e981f77c08c32613c5ab061830dec303f973adf675fb9badb894"
+ALL_SHA256 = "54d65686d8b639c99e7e2bed112a0f5abe5d924b80351fa91ef92d09471fef6b"
 
 
-def test_made_again_the_shipped_rows_are_the_same_bytes():
-    made = shipped_files()
-    assert embedded_path("instructions.jsonl").read_bytes() == made["instructions.jsonl"].encode("utf-8")
-    assert hashlib.sha256(made["instructions.jsonl"].encode("utf-8")).hexdigest() == SHIPPED_SHA256
+# ---- the files -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["instructions_bpe_2048.json", "text_bpe_2048.json"])
-def test_trained_again_the_tokenizers_are_the_same(name):
-    # Vocabulary and merges, not bytes: how a tokenizer is written down is up to the library's version.
-    made, shipped = json.loads(shipped_files()[name]), json.loads(embedded_path(name).read_text(encoding="utf-8"))
-    assert made["model"]["vocab"] == shipped["model"]["vocab"]
-    assert made["model"]["merges"] == shipped["model"]["merges"]
-    assert made["added_tokens"] == shipped["added_tokens"]
+def test_every_file_that_ships_has_its_hash_in_the_readme_and_is_checked():
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert {path.name for path in FOLDER.iterdir()} == {*SHA256, "README.md"}
+    assert set(SHA256) == {*frozen.SETS.values(), *frozen.TOKENIZERS.values()}
+    for name, sha256 in SHA256.items():
+        assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == sha256
+        assert f"| `{name}` |" in readme and f"    {sha256}  {name}\n" in readme
+
+
+def test_the_rows_are_those_that_the_generator_made():
+    raw = gzip.decompress(frozen_file("instructions.jsonl.gz").read_bytes())
+    small = b"".join(line + b"\n" for line in raw.split(b"\n")[:1000])
+    assert hashlib.sha256(raw).hexdigest() == ALL_SHA256
+    assert hashlib.sha256(small).hexdigest() == SMALL_SHA256
+    assert (FOLDER / "instructions.jsonl.gz").read_bytes()[4:8] == bytes(4)  # no time of making
+
+
+@pytest.mark.parametrize(("needed", "count"), [(0, 1000), (1000, 1000), (1001, 1001), (8500, 8500), (9000, 9000)])
+def test_as_many_rows_as_a_selection_needs_and_a_thousand_at_least(needed, count):
+    assert frozen_rows(needed) == frozen_rows(ROWS)[:count]
+
+
+def test_more_rows_than_there_are_is_refused_before_anything_runs():
+    says = "9000 rows, but train_examples=8990 and held-out positions 8990-9000 need 9001: lower"
+    for call in (check_available, load_corpus):
+        with pytest.raises(UserError, match=says):
+            call(data_config(train_examples=8990, heldout_count=11))
+
+
+@pytest.mark.parametrize("fault", ["one byte", "cut", "empty", "other rows", "missing", "folder"])
+@pytest.mark.parametrize("name", sorted(SHA256))
+def test_a_changed_file_is_one_line_that_names_it(monkeypatch, tmp_path, name, fault):
+    for shipped in SHA256:
+        (tmp_path / shipped).write_bytes((FOLDER / shipped).read_bytes())
+    path = tmp_path / name
+    whole = path.read_bytes()
+    path.unlink()
+    if fault == "folder":
+        path.mkdir()
+    elif fault != "missing":
+        other = gzip.compress(b'{"instruction": "a", "input": "", "output": "b"}\n')
+        changed = {"one byte": whole[:50] + b"?" + whole[51:], "cut": whole[:-7], "empty": b"", "other rows": other}
+        path.write_bytes(changed[fault])
+    monkeypatch.setattr(frozen, "FOLDER", tmp_path)
+    kind = "text" if name.startswith("text") else "instructions"
+    for call in (check_available, load_corpus):
+        with pytest.raises(UserError) as caught:
+            call(data_config(kind=kind, train_examples=8, heldout_count=2))
+        assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+        assert "restore it" in str(caught.value)
+
+
+# ---- the rows ------------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_many_varied_and_different():
-    rows = generate(SHIPPED)
-    assert SHIPPED >= 600
-    assert len({(row["instruction"], row["input"]) for row in rows}) == SHIPPED
-    assert len({row["output"] for row in rows}) > 850
-    assert len(families()) > 60
-    with_input = sum(bool(row["input"]) for row in rows) / SHIPPED
-    assert 0.3 < with_input < 0.5  # Alpaca: about 0.4
-    words = [len(row["output"].split()) for row in rows]
-    assert min(words) == 1 and max(words) > 60
-    assert all(row["output"].strip() and row["instruction"].strip() for row in rows)
-
-
-def test_every_family_gives_sound_rows_and_many_of_them():
-    for _, family in families():
-        draw = Draw(5)
-        made = [family(draw) for _ in range(200)]
-        assert all(isinstance(part, str) for row in made for part in row), family
-        assert all(row[0].strip() and row[2].strip() for row in made), family
-        assert len(set(made)) >= 15, family
-
-
-def test_a_longer_list_starts_with_the_shorter_one():
-    assert generate(1500)[:200] == generate(200)
-    assert generate(50, seed=1) != generate(50)
-    assert generate(0) == []
-
-
-def test_any_number_on_demand():
-    rows = generate(20_000)
-    assert len({(row["instruction"], row["input"]) for row in rows}) == 20_000
-    with pytest.raises(UserError, match="count=-1"):
-        generate(-1)
-
-
-def test_draw_uses_the_stable_method_only():
-    # random.Random(0).random() gives 0.8444218515250481, 0.7579544029403025, 0.420571580830845, ... on every version.
-    draw = Draw(0)
-    assert [draw.integer(0, 9) for _ in range(3)] == [8, 7, 4]
-    assert Draw(0).pick("abcdefghij") == "i"
-    assert Draw(0).weighted([(8, "a"), (1, "b"), (1, "c")]) == "b"  # 0.844 of 10 falls into the second part
-    assert sorted(Draw(3).shuffled(range(10))) == list(range(10))
-    assert len(set(Draw(3).sample(range(10), 4))) == 4
+    for rows in (frozen_rows(0), frozen_rows(ROWS)):
+        assert all(list(row) == ["instruction", "input", "output"] for row in rows)
+        assert all(isinstance(value, str) for row in rows for value in row.values())
+        assert all(row["output"].strip() and row["instruction"].strip() for row in rows)
+        assert len({(row["instruction"], row["input"]) for row in rows}) == len(rows)
+        assert len({row["output"] for row in rows}) > 0.75 * len(rows)
+        assert 0.3 < sum(bool(row["input"]) for row in rows) / len(rows) < 0.5  # Alpaca: about 0.4
+        words = [len(row["output"].split()) for row in rows]
+        assert min(words) == 1 and max(words) > 60
 
 
 def test_computed_answers_are_right():
     by_instruction = {}
-    for row in generate(8000):
+    for row in frozen_rows(ROWS):
         by_instruction.setdefault(row["instruction"], []).append(row)
     for row in by_instruction["Convert the decimal number to binary."]:
         assert int(row["output"], 2) == int(row["input"])
@@ -92,7 +106,9 @@ def test_computed_answers_are_right():
         assert time.strftime("%A", time.strptime(row["input"], "%B %d, %Y")) == row["output"]
     for row in by_instruction["Sort the numbers from smallest to largest."]:
         assert json.loads(f"[{row['output']}]") == sorted(json.loads(f"[{row['input']}]"))
-    programs = [row for row in generate(8000) if row["instruction"].startswith("Write a Python function with a loop")]
+    programs = [
+        row for row in frozen_rows(ROWS) if row["instruction"].startswith("Write a Python function with a loop")
+    ]
     assert len(programs) > 20
     for row in programs:
         printed = []
@@ -100,13 +116,35 @@ def test_computed_answers_are_right():
         assert printed == [int(row["output"].rsplit("# ", 1)[1])]
 
 
-def test_command_line(tmp_path, capsys):
-    out = tmp_path / "more.jsonl"
-    assert main(["--count", "12", "--seed", "3", "--out", str(out)]) == 0
-    assert [json.loads(line) for line in out.read_text().splitlines()] == generate(12, seed=3)
-    with pytest.raises(SystemExit) as caught:
-        main(["--count", "12"])
-    assert caught.value.code == 2
+# ---- the tokenizers ------------------------------------------------------------------------------------------------
+
+
+def trained(texts, fixed=()):
+    """A byte-level BPE of 2,048 entries in all; ``fixed`` parts become one token each, as a chat format's markers."""
+    fixed = [AddedToken(part, normalized=False, special=False) for part in fixed]
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=2048 - len(fixed),
+        special_tokens=["<|endoftext|>", "<|padding|>"],
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(fixed)
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["instructions", "text"])
+def test_trained_again_the_tokenizers_are_the_same(kind):
+    fields = [row[field] for row in frozen_rows(0) for field in ("instruction", "input", "output") if row[field]]
+    made = trained(fields, FIXED_PARTS) if kind == "instructions" else trained(frozen_documents())
+    # Vocabulary and merges, not bytes: how a tokenizer is written down is up to the library's version.
+    made, shipped = json.loads(made.to_str()), json.loads(frozen_file(frozen.TOKENIZERS[kind]).read_text("utf-8"))
+    assert made["model"]["vocab"] == shipped["model"]["vocab"]
+    assert made["model"]["merges"] == shipped["model"]["merges"]
+    assert made["added_tokens"] == shipped["added_tokens"]
 
 
 @pytest.mark.parametrize(("kind", "added"), [("instructions", 4), ("text", 0)])
@@ -127,16 +165,42 @@ def test_the_prompts_constant_parts_are_one_token_each():
 
 
 def test_it_is_a_bpe_and_not_a_split_on_spaces():
-    raw = Tokenizer.from_file(str(embedded_path("instructions_bpe_2048.json")))
+    raw = Tokenizer.from_file(str(frozen_file("instructions_bpe_2048.json")))
     pieces = raw.encode("Antidisestablishmentarianism costs 12345 yen").tokens
     assert 8 < len(pieces) < len("Antidisestablishmentarianism costs 12345 yen")
-    texts = [row["output"] for row in generate(3000)[SHIPPED:]]  # rows that it was not trained on
+    texts = [row["output"] for row in frozen_rows(3000)[1000:]]  # rows that it was not trained on
     tokens = sum(len(raw.encode(text).ids) for text in texts)
     assert sum(map(len, texts)) / tokens > 3  # characters a token
 
 
+# ---- what arms train on --------------------------------------------------------------------------------------------
+
+# Order hashes that the generating code gave: its rows, its tokenizers and its shuffle, at each scale's selection.
+SMOKE = dict(train_examples=200, heldout_start=600, heldout_count=16)
+PAPER = dict(train_examples=8000, heldout_start=8000, heldout_count=500, max_length=256)
+ORDERS = {
+    "b06724ee521ec2bd622f49968a7b9d3e2aebbbdb92126347dcc6f6077db4baaf": (SMOKE, 42),
+    "c23ea7028c7b7137262630c73cc651021562bfc0f39b67e1f62433146a7823e5": (SMOKE, 100),
+    "bf6af345af5d58f44be1af676780b753811185b40256a3444e3e7bee8dc28d6f": (
+        dict(train_examples=901, heldout_count=100),
+        512,
+    ),
+    "f8718f074226ead46389bb803dd3d4bb518cf82bcb6e753dd6bccb15a75ebb5c": (PAPER, 42),
+    "75af84a4abacf65bb9478b9886815ef6ff28dc507ae05810fdaa7c58ab485f85": (
+        dict(kind="text", train_examples=None, heldout_count=512),
+        42,
+    ),
+}
+
+
+@pytest.mark.parametrize("sha256", ORDERS)
+def test_the_order_is_that_of_the_records_made_before_the_rows_were_frozen(sha256):
+    fields, seed = ORDERS[sha256]
+    assert load_corpus(data_config(**fields), seed=seed).sha256 == sha256
+
+
 def test_fits_the_smoke_scale():
-    corpus = load_corpus(DataSpec(train_examples=900, heldout_count=100, max_length=64))
+    corpus = load_corpus(data_config(train_examples=900, heldout_count=100, max_length=64))
     examples = [*corpus.train, *corpus.heldout]
     assert corpus.dropped == {"prompt_too_long": 0}
     truncated = corpus.counts["train"]["truncated"] + corpus.counts["heldout"]["truncated"]
@@ -145,15 +209,7 @@ def test_fits_the_smoke_scale():
     assert 40 < statistics.mean(len(example.input_ids) for example in examples) < 50
 
 
-def test_papers_selection_from_the_embedded_set_grows_it_on_demand():
-    spec = DataSpec(train_examples=8000, heldout_start=8000, heldout_count=500, max_length=256)
-    corpus = load_corpus(spec)
+def test_papers_selection_from_the_embedded_set():
+    corpus = load_corpus(data_config(**PAPER))
     assert corpus.counts["train"]["used"] == 8000 and corpus.counts["heldout"]["used"] == 500
     assert not {e.index for e in corpus.train} & {e.index for e in corpus.heldout}
-
-
-def test_speed_of_a_thousand_examples():
-    load_corpus(DataSpec(train_examples=8, heldout_count=2))  # imports and the tokenizer's file
-    started = time.perf_counter()
-    load_corpus(DataSpec(train_examples=900, heldout_count=100))
-    assert time.perf_counter() - started < 3  # 0.2 s on two cores; the bound is for a busy machine

@@ -8,20 +8,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
+from data_sets import data_config
 
-from sonar_repro.data import DataSpec, check_available, fetch_dataset, load_corpus, sources
-from sonar_repro.data.spec import ALPACA_ID, ALPACA_REVISION, FINEWEB_EDU_ID, FINEWEB_EDU_REVISION, FINEWEB_EDU_SUBSET
+from sonar_repro.config.schema import conf_dir
+from sonar_repro.data import check_available, fetch_dataset, load_corpus, sources
 from sonar_repro.errors import UserError
 
-ALPACA = dict(name="alpaca", source="hub", hub_id=ALPACA_ID, revision=ALPACA_REVISION)
-FINEWEB = dict(
-    name="fineweb_edu",
-    kind="text",
-    source="hub",
-    hub_id=FINEWEB_EDU_ID,
-    revision=FINEWEB_EDU_REVISION,
-    subset=FINEWEB_EDU_SUBSET,
-)
+
+def of_conf(name):
+    """The hub set of a file in conf/data: every field that takes no value from the scale."""
+    fields = yaml.safe_load((conf_dir() / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {key: value for key, value in fields.items() if not str(value).startswith("${")}
+
+
+ALPACA, FINEWEB = of_conf("instructions_paper"), of_conf("text_paper")
+ALPACA_ID, ALPACA_REVISION = ALPACA["hub_id"], ALPACA["revision"]
 
 
 @pytest.fixture
@@ -34,8 +36,8 @@ def offline(monkeypatch, tmp_path):
 
 def in_subprocess(code, **environment):
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
-    root = str(Path(__file__).parents[2])
-    environment = {**keep, "PYTHONPATH": root, **environment}
+    roots = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1] / "support")))
+    environment = {**keep, "PYTHONPATH": roots, **environment}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -44,7 +46,7 @@ def in_subprocess(code, **environment):
 def test_offline_and_missing_names_the_set_and_the_way_out(offline):
     for call in (check_available, fetch_dataset, load_corpus):
         with pytest.raises(UserError) as caught:
-            call(DataSpec(**ALPACA))
+            call(data_config(**ALPACA))
         text = str(caught.value)
         assert "\n" not in text
         assert f"{ALPACA_ID} at revision {ALPACA_REVISION}" in text
@@ -54,22 +56,22 @@ def test_offline_and_missing_names_the_set_and_the_way_out(offline):
 
 def test_offline_text_has_no_fetch_to_offer(offline):
     with pytest.raises(UserError, match="it is streamed, so allow the network"):
-        check_available(DataSpec(**FINEWEB))
-    assert "nothing to fetch" in fetch_dataset(DataSpec(**FINEWEB))
+        check_available(data_config(**FINEWEB))
+    assert "nothing to fetch" in fetch_dataset(data_config(**FINEWEB))
 
 
 def test_a_cache_at_another_revision_does_not_count(offline, tmp_path):
     folder = tmp_path / "hf" / "datasets" / "tatsu-lab___alpaca" / "default" / "0.0.0"
     (folder / ("0" * 40)).mkdir(parents=True)
     with pytest.raises(UserError, match="not in the local cache"):
-        check_available(DataSpec(**ALPACA))
+        check_available(data_config(**ALPACA))
     (folder / ALPACA_REVISION).mkdir()
-    check_available(DataSpec(**ALPACA))
+    check_available(data_config(**ALPACA))
 
 
 def test_names_in_the_cache_are_snake_case(offline, tmp_path):
     (tmp_path / "hf" / "datasets" / "Owner___my_data-set" / "default" / "0.0.0" / "abc").mkdir(parents=True)
-    check_available(DataSpec(source="hub", hub_id="Owner/MyData-set", revision="abc"))
+    check_available(data_config(source="hub", hub_id="Owner/MyData-set", revision="abc"))
 
 
 def test_another_revision_that_datasets_falls_back_to_is_refused(monkeypatch):
@@ -80,7 +82,7 @@ def test_another_revision_that_datasets_falls_back_to_is_refused(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: stale)
     with pytest.raises(UserError, match=f"the cache holds another revision .{'0' * 40}"):
-        sources.load_hub(DataSpec(**ALPACA))
+        sources.load_hub(data_config(**ALPACA))
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route\nmore"), ValueError("BuilderConfig 'x' not found.")])
@@ -93,7 +95,7 @@ def test_errors_of_the_hub_become_one_line(monkeypatch, error):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(UserError, match=str(error).splitlines()[0]) as caught:
-        sources.load_hub(DataSpec(**ALPACA))
+        sources.load_hub(data_config(**ALPACA))
     assert "\n" not in str(caught.value)
 
 
@@ -117,8 +119,9 @@ info.write_to_directory(str(folder))
 
 USE_CACHE = """
 import json, sys
-from sonar_repro.data import DataSpec, load_corpus, fetch_dataset
-spec = DataSpec(**json.loads({spec!r}))
+from data_sets import data_config
+from sonar_repro.data import load_corpus, fetch_dataset
+spec = data_config(**json.loads({spec!r}))
 corpus = load_corpus(spec)
 print(json.dumps([fetch_dataset(spec), [e.index for e in corpus.train], corpus.describe()["source"]["revision"]]))
 """
@@ -138,12 +141,13 @@ def test_a_cached_hub_set_is_read_offline_in_the_papers_order(tmp_path):
 WITHOUT = """
 import sys
 sys.modules["datasets"] = None  # importing it now raises ImportError
-from sonar_repro.data import DataSpec, load_corpus
+from data_sets import data_config
+from sonar_repro.data import load_corpus
 from sonar_repro.errors import UserError
-assert len(load_corpus(DataSpec(train_examples=8, heldout_count=2)).train) == 8
-assert len(load_corpus(DataSpec(kind="text", train_examples=8, heldout_count=2)).train) == 8
+assert len(load_corpus(data_config(train_examples=8, heldout_count=2)).train) == 8
+assert len(load_corpus(data_config(kind="text", train_examples=8, heldout_count=2)).train) == 8
 try:
-    load_corpus(DataSpec(source="hub", hub_id="tatsu-lab/alpaca", revision="x"))
+    load_corpus(data_config(source="hub", hub_id="tatsu-lab/alpaca", revision="x"))
 except UserError as error:
     print(error)
 """
@@ -153,14 +157,14 @@ def test_embedded_sets_need_no_datasets_library():
     assert "pip install datasets" in in_subprocess(WITHOUT)
 
 
-SPEC_ONLY = """
+CHECK_ONLY = """
 import sys
-from sonar_repro.data.spec import DataSpec
+from data_sets import data_config
 from sonar_repro.data.sources import check_available
-check_available(DataSpec())
+check_available(data_config())
 print(sorted({"torch", "transformers", "datasets", "tokenizers", "numpy"} & set(sys.modules)))
 """
 
 
 def test_checking_a_config_imports_nothing_heavy():
-    assert in_subprocess(SPEC_ONLY) == "[]"
+    assert in_subprocess(CHECK_ONLY) == "[]"

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from data_sets import data_config
 from torch.nn.functional import cross_entropy
 
-from sonar_repro.data import DataSpec, collate, load_tokenizer
+from sonar_repro.data import collate, load_tokenizer
+from sonar_repro.data.frozen import frozen_rows
 from sonar_repro.data.instructions import choose, encode_rows, mask_example, reorder, shuffled_indices
-from sonar_repro.data.make_embedded import generate
 from sonar_repro.data.prompt import alpaca_prompt
 from sonar_repro.errors import UserError
 
@@ -87,7 +88,7 @@ def test_no_special_token_is_added_between_or_before():
 def test_equals_stanfords_preprocessing_on_the_embedded_set():
     # Stanford tokenizes prompt + response + end token in one piece and masks the first len(tokenize(prompt)) positions.
     tokenizer = load_tokenizer()
-    rows = generate(200)
+    rows = frozen_rows(0)[:200]
     examples, counts = encode_rows(rows, range(200), tokenizer, 64)
     assert counts["used"] == 200
     for row, example in zip(rows, examples):
@@ -134,7 +135,7 @@ def test_the_shuffle_is_that_of_datasets(n):
 
 
 def test_papers_selection_is_disjoint_and_comes_from_one_shuffle():
-    spec = DataSpec(
+    spec = data_config(
         source="hub", hub_id="a/b", revision="c", train_examples=8000, heldout_start=8000, heldout_count=500
     )
     train, heldout = choose(spec, 52002)
@@ -146,13 +147,13 @@ def test_papers_selection_is_disjoint_and_comes_from_one_shuffle():
 
 def test_a_set_that_is_too_small_is_refused_with_what_it_needs():
     with pytest.raises(UserError, match=r"100 rows, but train_examples=90 and held-out positions 95-104 need 105"):
-        choose(DataSpec(train_examples=90, heldout_start=95, heldout_count=10), 100)
+        choose(data_config(train_examples=90, heldout_start=95, heldout_count=10), 100)
 
 
 def test_run_seed_reorders_training_but_selects_the_same():
-    spec = DataSpec(train_examples=50, heldout_count=10)
+    spec = data_config(train_examples=50, heldout_count=10)
     train, _ = choose(spec, 1000)
-    assert reorder(train, spec, 42) == reorder(train, spec, None) == train
-    other = reorder(train, spec, 100)
+    assert reorder(train, 42) == reorder(train, None) == train
+    other = reorder(train, 100)
     assert other != train
     assert sorted(other) == sorted(train)

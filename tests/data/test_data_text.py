@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from data_sets import data_config
 
-from sonar_repro.data import DataSpec, load_corpus, sources
+from sonar_repro.data import load_corpus, sources
 from sonar_repro.data import text as text_module
 from sonar_repro.data.instructions import shuffled_indices
 from sonar_repro.data.text import StreamedSequences, packed, split_local, take_heldout
@@ -118,7 +119,7 @@ def test_hub_text_goes_the_same_way_as_local_text(monkeypatch, tmp_path):
     documents = [f"document {i} " * 30 for i in range(40)]
     stream = Stream(documents)
     monkeypatch.setattr(sources, "stream_documents", lambda spec: stream)
-    hub = DataSpec(
+    hub = data_config(
         kind="text", source="hub", hub_id="a/b", revision="c", train_examples=20, heldout_count=5, max_length=16
     )
     corpus = load_corpus(hub)
@@ -129,7 +130,7 @@ def test_hub_text_goes_the_same_way_as_local_text(monkeypatch, tmp_path):
     ]  # so that the local shuffle restores the stream's order
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in shuffled_back))
     local = load_corpus(
-        DataSpec(kind="text", source="path", path=str(path), train_examples=20, heldout_count=5, max_length=16)
+        data_config(kind="text", source="path", path=str(path), train_examples=20, heldout_count=5, max_length=16)
     )
     assert list(corpus.train) == local.train
     assert corpus.heldout == local.heldout
@@ -138,12 +139,12 @@ def test_hub_text_goes_the_same_way_as_local_text(monkeypatch, tmp_path):
 
 def test_embedded_text_holds_512_heldout_sequences_and_an_epoch_of_training():
     corpus = load_corpus(
-        DataSpec(name="embedded_text", kind="text", train_examples=None, heldout_count=512, max_length=64)
+        data_config(name="embedded_text", kind="text", train_examples=None, heldout_count=512, max_length=64)
     )
     assert len(corpus.heldout) == 512
     assert len(corpus.train) > 3200  # 200 steps of 16 sequences without repeating one
     assert {len(example.input_ids) for example in [*corpus.train, *corpus.heldout]} == {64}
     assert corpus.vocab_size == 2048
-    seeds = [load_corpus(DataSpec(kind="text", train_examples=100, heldout_count=8), seed=s) for s in (42, 100, 512)]
+    seeds = [load_corpus(data_config(kind="text", train_examples=100, heldout_count=8), seed=s) for s in (42, 100, 512)]
     assert seeds[0].heldout == seeds[1].heldout == seeds[2].heldout
     assert len({corpus.sha256 for corpus in seeds}) == 3

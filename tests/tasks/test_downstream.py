@@ -1,9 +1,11 @@
 """Downstream accuracy: the local tasks, the harness's numbers against our own, the checkpoint, and what is refused."""
 
 import ast
+import hashlib
 import importlib.util
 import json
 import math
+import re
 import socket
 from collections import Counter
 from pathlib import Path
@@ -19,10 +21,9 @@ from sonar_repro.errors import UserError
 from sonar_repro.harness.runner import make_arm
 from sonar_repro.harness.runner import run as run_arm
 from sonar_repro.tasks import downstream
-from sonar_repro.tasks.downstream_data import make
 from sonar_repro.training.train import Training
 
-DATA = Path(make.__file__).parent
+DATA = downstream.LOCAL_TASKS
 
 
 def rows(name):
@@ -32,29 +33,37 @@ def rows(name):
 # ---- the local tasks -----------------------------------------------------------------------------------------------
 
 
-def test_made_again_the_shipped_questions_are_the_same_bytes(capsys):
-    for name, content in make.files().items():
-        assert (DATA / name).read_bytes() == content.encode("utf-8"), name
-    assert set(make.files()) == {path.name for path in DATA.glob("*.jsonl")}
-    assert make.main(["--check"]) == 0
-    assert make.files(seed=1) != make.files()
+SHA256 = {
+    "local_arc.jsonl": "270d922ea95ceb6a5ab4a228056a39f8b953e84f129b87143dd9a48ddb68ad7b",
+    "local_mmlu_chemistry_dev.jsonl": "6a2e05d94be3f9195c29d98ce4aa74d4783dc95ff246b65b007dedcc09f79ff2",
+    "local_mmlu_chemistry_test.jsonl": "7f91efa21a0a639a37d22adaae60bb8ecd9ab4183a41dfd912670fba2a87c936",
+    "local_mmlu_geography_dev.jsonl": "77d2de7f7805d6b5143a8c2f0bc3800c27446e08f3d355fc4dd176476ff483fd",
+    "local_mmlu_geography_test.jsonl": "2983a8534781f19723524b7ea1b06d47102f51075760a3d9e1648f62481fb6c1",
+}
+SYMBOLS = "mercury Hg sulfur S lead Pb potassium K carbon C iodine I gold Au tin Sn nitrogen N tungsten W silicon Si"
+CAPITALS = "India:New Delhi Canada:Ottawa Australia:Canberra Turkey:Ankara Nigeria:Abuja Brazil:Brasilia Morocco:Rabat"
 
 
-def test_every_question_has_four_different_choices_and_the_answer_of_its_table():
-    from sonar_repro.data.families.tables import COUNTRIES, ELEMENTS
+def test_the_questions_are_those_that_recorded_accuracies_are_over():
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in DATA.glob("*.jsonl")}
+    assert found == SHA256
 
-    tables = {
-        "geography": {f"What is the capital of {row[0]}?": row[1] for row in COUNTRIES},
-        "chemistry": {f"What is the chemical symbol of {row[0]}?": row[1] for row in ELEMENTS},
-    }
-    asked = 0
-    for name, table in tables.items():
+
+def test_every_question_has_four_different_choices_and_a_true_answer():
+    words = SYMBOLS.split()
+    known = {f"What is the chemical symbol of {name}?": symbol for name, symbol in zip(words[::2], words[1::2])}
+    capitals = dict(re.findall(r"(\w+):([\w ]+?)(?= \w+:|$)", CAPITALS))
+    known |= {f"What is the capital of {country}?": city for country, city in capitals.items()}
+    answers, asked = {}, 0
+    for name in ("geography", "chemistry"):
         dev, test = rows(f"local_mmlu_{name}_dev.jsonl"), rows(f"local_mmlu_{name}_test.jsonl")
         assert len(dev) == 5 and not {r["question"] for r in dev} & {r["question"] for r in test}
         for row in (*dev, *test):
-            assert row["choices"][row["answer"]] == table[row["question"]]
+            answers[row["question"]] = row["choices"][row["answer"]]
             assert len(set(row["choices"])) == 4
         asked += len(test)
+    assert len(known) == 18 and {question: answers[question] for question in known} == known
+    assert len(set(answers.values())) == len(answers)  # no capital and no symbol twice
     science = rows("local_arc.jsonl")
     for row in science:
         assert row["choices"]["label"] == list("ABCD") and len(set(row["choices"]["text"])) == 4
