@@ -1,8 +1,8 @@
 """What is computed: memory, its parts and step time of a training set-up on fake tensors, without a GPU.
 
 The package can be called: ``from sonar_repro import forecast; forecast("olmoe", method="sonar", batch=4)``
-(:func:`sonar_repro.forecast.api.forecast`). A name is both a room and its front door; Python allows it by the class of a
-module. Nothing here imports torch before it is asked something.
+(:func:`sonar_repro.forecast.api.forecast`). A name is both a room and its front door; Python allows it by the class of
+a module. Nothing here imports torch before it is asked something.
 """
 
 from __future__ import annotations

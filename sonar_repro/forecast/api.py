@@ -1,4 +1,4 @@
-"""``from sonar_repro import forecast``: the answer of ``sonar-repro fit`` for a program, and for a model of your own."""
+"""``from sonar_repro import forecast``: the answer of ``sonar-repro fit`` in a program, and for a module of yours."""
 
 from __future__ import annotations
 
