@@ -40,6 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UserError
 from ..models.experts import find_expert_tensors
+from . import group_end
 from .attachment import canonical_name
 from .inner import HookedTensor, Inner
 from .schedule import SHARDED_CLIPS, Schedule
@@ -92,6 +93,7 @@ def data_parallel(
     schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
     if model in _REDUCED or isinstance(model, DistributedDataParallel) or any(map(is_sharded, model.parameters())):
         raise UserError(f"{mode}: this {type(model).__name__} is data parallel already; wrap a model once")
+    group_end.end_at_exit()
     if mode == "fsdp2":
         return _sharded(model, options)
     return _replicated(model, schedule, timeout_s, options)
@@ -110,7 +112,9 @@ def _replicated(model: nn.Module, schedule: Schedule, timeout_s: float, options:
         return model
     if left_out:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted(left_out))
-    return DistributedDataParallel(model, **options)
+    wrapper = DistributedDataParallel(model, **options)
+    group_end.hold_group(wrapper)
+    return wrapper
 
 
 def _sharded(model: nn.Module, options: dict[str, Any]) -> nn.Module:
@@ -240,6 +244,8 @@ def reduction_for(given: nn.Module, model: nn.Module, units: Sequence[HookedTens
     Raises:
         UserError: a hooked tensor that DDP averages itself, after its hook; one that is left to a hook it has not got.
     """
+    if isinstance(given, DistributedDataParallel):
+        group_end.hold_group(given)  # one that data_parallel did not make
     mark = _REDUCED.get(model)
     names = [unit.name for unit in units]
     covered = mark is not None and mark.names >= set(names)
