@@ -8,7 +8,9 @@ has the last reference: the wrapper is freed, the two threads wait for each othe
 :func:`hold_group` keeps the group until the reducer is gone. What lives at the end of the process, a wrapper or a gloo
 group that nobody destroyed, is taken down in an ``atexit`` hook, before the interpreter stops to lend its lock.
 Destructors run in a thread of their own and are waited for :data:`WAIT_S` at most: after a fault a collective may be
-under way that no other rank will answer.
+under way that no other rank will answer. A group that somebody else still holds then is never destroyed: while the
+interpreter is taken down its destructor would wait for ever, or end the process with SIGABRT, since gloo's thread can
+no longer have the lock.
 """
 
 from __future__ import annotations
@@ -16,11 +18,16 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import ctypes
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
+
+# Before a group is made, as a rule: its functions have the group of the moment as the default of an argument.
+import torch.distributed.nn.functional as functional
 from torch.nn.parallel import DistributedDataParallel
 
 WAIT_S = 10.0
@@ -47,17 +54,20 @@ class _AtExit:
 
 
 _HELD: weakref.WeakKeyDictionary[DistributedDataParallel, _Held] = weakref.WeakKeyDictionary()
+_SEEN: weakref.WeakSet[Any] = weakref.WeakSet()  # gloo groups
 
 
 def hold_group(wrapper: DistributedDataParallel) -> None:
     """Keep ``wrapper``'s process group until its reducer is freed, which then is never the last to hold the group."""
-    end_at_exit()
     if wrapper not in _HELD and dist.get_backend(wrapper.process_group) != "fake":
+        end_at_exit(wrapper.process_group)
         _HELD[wrapper] = _Held(wrapper)
 
 
-def end_at_exit() -> None:
-    """Take down at the end of this process what is left of reducers and gloo groups. NCCL's groups are left alone."""
+def end_at_exit(group: Any) -> None:
+    """Take down, at the end of this process, what is left of reducers and gloo groups. NCCL's are torch's business."""
+    if dist.get_backend(group) == "gloo":
+        _SEEN.add(group)
     if not _AtExit.registered:
         _AtExit.registered = True
         atexit.register(_end)
@@ -65,14 +75,16 @@ def end_at_exit() -> None:
 
 def _end() -> None:
     _AtExit.reached = True
-    held = [group for kept in _HELD.values() for group in kept.group]
+    known = _existing_groups()
+    gloo = bool(known) and {dist.get_backend(group) for group in known} == {"gloo"}
+    held = [*_SEEN, *(known if gloo else ())]
+    watched = [weakref.ref(group) for group in held]
+    del known
     for wrapper in list(_HELD):
         wrapper.__dict__.pop("reducer", None)
         wrapper.__dict__.pop("logger", None)
     _HELD.clear()
-    gloo = dist.is_initialized() and set(_backends()) == {"gloo"}
-    if gloo:
-        held += dist.distributed_c10d._world.pg_map
+    _forget_defaults(held)
 
     def destroy() -> None:
         if gloo:
@@ -82,10 +94,22 @@ def _end() -> None:
 
     if held:
         _apart(destroy)
+    for group in watched:
+        if (left := group()) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
 
 
-def _backends() -> list[str]:
-    return [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]
+def _existing_groups() -> list[Any]:
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def _forget_defaults(groups: list[Any]) -> None:
+    """Let go of the groups that functions of torch hold as defaults; None says the same there."""
+    for function in vars(functional).values():
+        if isinstance(function, FunctionType) and function.__defaults__:
+            function.__defaults__ = tuple(
+                None if any(default is group for group in groups) else default for default in function.__defaults__
+            )
 
 
 def _apart(act: Callable[[], Any]) -> None:

@@ -93,7 +93,6 @@ def data_parallel(
     schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
     if model in _REDUCED or isinstance(model, DistributedDataParallel) or any(map(is_sharded, model.parameters())):
         raise UserError(f"{mode}: this {type(model).__name__} is data parallel already; wrap a model once")
-    group_end.end_at_exit()
     if mode == "fsdp2":
         return _sharded(model, options)
     return _replicated(model, schedule, timeout_s, options)
@@ -103,6 +102,7 @@ def _replicated(model: nn.Module, schedule: Schedule, timeout_s: float, options:
     group = options.get("process_group") or dist.group.WORLD
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     experts = {tensor.name for tensor in find_expert_tensors(model)}
+    group_end.end_at_exit(group)
     left_out = {"none": set(), "experts": experts, "all": set(trainable)}[schedule.in_backward]
     _REDUCED[model] = _Reduced(frozenset(map(canonical_name, left_out)), group, timeout_s)
     whole = left_out == set(trainable)  # nothing would be left to DDP, which refuses that
@@ -128,6 +128,8 @@ def _sharded(model: nn.Module, options: dict[str, Any]) -> nn.Module:
             options["mesh"] = init_device_mesh(device, (dist.get_world_size(),))
     if here == options["mesh"].device_type:
         _broadcast(model.state_dict(keep_vars=True), options["mesh"].get_group())
+    for group in options["mesh"].get_all_groups():
+        group_end.end_at_exit(group)
     for module in _blocks(model):
         fully_shard(module, **options)
     return fully_shard(model, **options)
