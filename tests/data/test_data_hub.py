@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
 
 from sonar_repro.data import DataSpec, check_available, fetch_dataset, load_corpus, sources
@@ -36,7 +35,7 @@ def in_subprocess(code, **environment):
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     root = str(Path(__file__).parents[2])
     environment = {**keep, "PYTHONPATH": root, **environment}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = processes.python("-c", code, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -14,6 +14,7 @@ WAYS = {
     "ddp": 0,
     "ddp_kept": 0,
     "ddp_cycle": 0,
+    "ddp_late": 0,
     "ddp_never": 0,
     "ddp_never_kept": 0,
     "ddp_raises": 1,

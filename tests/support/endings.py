@@ -1,7 +1,7 @@
 """How a script on two gloo ranks may end; ``python endings.py WAY``, one process per rank, started by test_group_end.
 
 Rank 0 leaves while an all-reduce is under way whose tensor no Python name holds: gloo's thread frees it, for which it
-needs the interpreter lock, while the group is taken down. Rank 1 answers only after a second, so that this is certain.
+needs the interpreter lock, while the group is taken down. Rank 1 answers two seconds later, so that this is certain.
 """
 
 import sys
@@ -9,6 +9,10 @@ import time
 
 import torch
 import torch.distributed as dist
+
+if "late" in sys.argv[1]:  # functions of torch.distributed.nn then have the group as a default, and hold it for good
+    dist.init_process_group("gloo")
+import torch.distributed.nn.functional
 
 from sonar_repro import ScheduledOptimizer, data_parallel, make_factory
 
@@ -31,7 +35,7 @@ def wrapped(way: str):
 
 def leave_a_collective_under_way() -> None:
     if dist.get_rank() == 1:
-        time.sleep(1)
+        time.sleep(2)
     dist.all_reduce(torch.ones(3), async_op=True)
 
 
@@ -51,6 +55,7 @@ def main(way: str) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     main(sys.argv[1])
     print("main returned")

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 LIMIT_S = 600.0
 ROOT = Path(__file__).parents[2]
 SUPPORT = Path(__file__).parent
@@ -52,6 +54,21 @@ def run(
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
     """:func:`run` of this interpreter."""
     return run([sys.executable, *arguments], **options)
+
+
+def within_limit(true: Callable[[], Any], timeout_s: float = LIMIT_S) -> bool:
+    """Wait until ``true()`` is; False after ``timeout_s``."""
+    end = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < end:
+        time.sleep(0.1)
+    return bool(true())
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs still; one that has ended and was not waited for does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def free_port() -> int:
@@ -97,10 +114,10 @@ def _end(process: subprocess.Popen, mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The living processes that carry ``mark`` (Linux; elsewhere none is found, and the group was all)."""
+    """The living processes that carry ``mark``."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours
-            if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes():  # empty for a zombie
-                found.append(int(folder.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is not ours
+            if process.environ().get(_MARK) == mark:
+                found.append(process.pid)
     return found
