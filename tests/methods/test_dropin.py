@@ -2,10 +2,10 @@
 
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from tiny_moe import differing, weights
@@ -38,7 +38,7 @@ def test_data_parallel_example_learns_and_the_exact_methods_agree(mode):
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
         words = [sys.executable, *launcher, "--rdzv-endpoint=localhost:0", str(example), mode, method]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+        done = processes.run(words, env=environment)
         assert done.returncode == 0, done.stderr
         when = "inside backward in 4" if method == "sonar" else "at the end"
         assert (
