@@ -54,6 +54,10 @@ class Attachment:
         self._leaves = _leaves(model, {id(o.parameter): o.name for o in self.owned})
         self._edges = _edges(model, {module for module, _, _, _ in self._leaves})
 
+    def leaves(self, parameters: set[int]) -> list[tuple[nn.Module, str, Parameter, str]]:
+        """(module, attribute, parameter, name) of every place where one of these (by id) hangs."""
+        return [leaf for leaf in self._leaves if id(leaf[2]) in parameters]
+
     def check(self) -> None:
         """Cheap check of every step: no owned parameter was replaced, no module above one, nothing was unfrozen."""
         for module, attribute, parameter, name in self._leaves:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import UserError
 from .inner import HookedTensor, Inner
-from .schedule import ACCUMULATION_MODES, CLIP, Schedule
+from .schedule import ACCUMULATION_MODES, CLIP, NONFINITE_CHECKS, NONFINITE_MODES, Schedule
 
 
 def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulation: int, mode: str) -> None:
@@ -32,6 +32,23 @@ def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulatio
         f"accumulation={accumulation} with {name} and accumulation_mode={mode}: its gradients are freed at every "
         f"micro-batch; {way}, or a standard_* method"
     )
+
+
+def check_nonfinite(mode: str | None, check: str) -> None:
+    """The two settings of the guard against non-finite gradients."""
+    if mode is not None and mode not in NONFINITE_MODES:
+        raise UserError(f"on_nonfinite={mode!r}: choose one of {', '.join(NONFINITE_MODES)}")
+    if check not in NONFINITE_CHECKS:
+        raise UserError(f"nonfinite_check={check!r}: choose one of {', '.join(NONFINITE_CHECKS)}")
+
+
+def refuse_to_guard_momentum(mode: str | None) -> None:
+    """Hidden momentum lies in the gradient: a bad one cannot be told from it and left out."""
+    if mode in ("skip", "raise"):
+        raise UserError(
+            f"on_nonfinite={mode}: the optimizer hides its momentum in the gradient, and both are lost to one NaN; use "
+            "the full-state variant (mesh_full, mesh_b_full), or on_nonfinite=off"
+        )
 
 
 def _positive(value: float) -> bool:

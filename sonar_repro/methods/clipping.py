@@ -39,6 +39,7 @@ class Clip:
     """
 
     passes = 1  # backward passes a step
+    guarded = False  # whether a norm that is not finite must leave no trace (on_nonfinite)
 
     def __init__(self, scope: str, parameters: Sequence[Parameter], max_norm: float | None, accumulation: int) -> None:
         self.scope = scope if max_norm is not None else "none"
@@ -46,6 +47,11 @@ class Clip:
         self.ids = {id(p) for p in self.parameters}
         self.max_norm = max_norm
         self.accumulation = accumulation
+
+    @property
+    def joint(self) -> bool:
+        """Whether a norm that it takes anyway covers every expert gradient, hooked or not."""
+        return self.max_norm is not None and (self.scope == "all" or type(self) is TensorClip)
 
     def on_gradient(self, unit: HookedTensor) -> bool:
         """A hooked tensor's gradient is complete: whether it is to be used at once (and freed)."""
@@ -63,6 +69,10 @@ class Clip:
             norm = norm.full_tensor()
         clip_grads_with_norm_(left, self.max_norm, norm)
         return ClipReport(norm, self.scope)
+
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        """A norm that was taken already and covers the hooked tensor's gradient at hand, or None."""
+        return None
 
     def pending(self) -> Iterator[HookedTensor]:
         """Hooked tensors whose update had to wait for the norm; each has its clipped gradient while it is yielded."""
@@ -82,10 +92,15 @@ class Clip:
 class TensorClip(Clip):
     """``clip=tensor``: each hooked tensor by its own norm inside its hook, the rest by their joint norm."""
 
+    _own: Tensor | None = None
+
     def on_gradient(self, unit: HookedTensor) -> bool:
         if self.max_norm is not None:
-            clip_grad_norm_([unit.parameter], self.max_norm)
+            self._own = clip_grad_norm_([unit.parameter], self.max_norm)
         return True
+
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._own
 
 
 class LaggedClip(Clip):
@@ -107,6 +122,9 @@ class LaggedClip(Clip):
                 clip_grads_with_norm_([unit.parameter], self.max_norm, self.previous)
         return True
 
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._norms.get(id(unit.parameter))
+
     def finish(self) -> ClipReport:
         if self.max_norm is None:
             return ClipReport(None, "none")
@@ -115,9 +133,13 @@ class LaggedClip(Clip):
         self._norms = {}
         if not norms:
             return ClipReport(None, "all")
-        self.previous = joint_norm(self.parameters, norms)
-        clip_grads_with_norm_(left, self.max_norm, self.previous)
-        return ClipReport(self.previous, "all")
+        norm = joint_norm(self.parameters, norms)
+        before, self.previous = self.previous, norm
+        if self.guarded:  # the last finite norm; before there is one, 0, which clips nothing
+            before = torch.zeros_like(norm) if before is None else before
+            self.previous = torch.where(norm.isfinite(), norm, before)
+        clip_grads_with_norm_(left, self.max_norm, norm)
+        return ClipReport(norm, "all")
 
     def reset(self) -> None:
         self._norms = {}
@@ -139,17 +161,26 @@ class KeptClip(Clip):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._waiting: dict[HookedTensor, None] = {}
+        self._total: Tensor | None = None
 
     def on_gradient(self, unit: HookedTensor) -> bool:
         self._waiting[unit] = None
         return False
+
+    def finish(self) -> ClipReport:
+        report = super().finish()
+        self._total = report.norm
+        return report
+
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._total if id(unit.parameter) in self.ids else None
 
     def pending(self) -> Iterator[HookedTensor]:
         yield from self._waiting
         self._waiting = {}
 
     def reset(self) -> None:
-        self._waiting = {}
+        self._waiting, self._total = {}, None
 
 
 class OffloadedClip(Clip):
@@ -189,6 +220,9 @@ class OffloadedClip(Clip):
         self._total = joint_norm(self.parameters, norms)
         clip_grads_with_norm_(left, self.max_norm, self._total)
         return ClipReport(self._total, "all")
+
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._total if id(unit.parameter) in self.ids else None
 
     def pending(self) -> Iterator[HookedTensor]:
         while self._host:
@@ -252,6 +286,9 @@ class ExactClip(Clip):
         if clipped and self._total is not None:
             clip_grads_with_norm_([unit.parameter], self.max_norm, self._total)
         return True
+
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._total if id(unit.parameter) in self.ids else None
 
     def finish(self) -> ClipReport:
         if self._phase != "apply":

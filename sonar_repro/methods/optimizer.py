@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from ..errors import UserError
-from . import checks, fold, parallel
+from . import checks, fold, nonfinite, parallel
 from . import state as states
 from .attachment import Attachment
 from .clipping import CLIPS, ClipReport
@@ -50,6 +50,13 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         accumulation: A, the backward passes between two ``step`` calls, each of loss/A (§4.4).
         accumulation_mode: ``standard`` (gradients are summed; in-backward methods only at A = 1), ``update_each`` (A
             updates a step, the paper's Sonar) or ``fold``.
+        on_nonfinite: what a gradient with NaN or infinity in it does (:mod:`.nonfinite`). ``skip``: the tensor keeps
+            its weights, moments and step count, others may have moved: a partial step, which ``skipped_updates``
+            counts. ``raise``: the same, then RuntimeError from ``step``. ``off``: it is used, as the paper's code does.
+            ``None`` is ``skip``, because one bad batch would destroy every expert before a loop can see it; with
+            hidden momentum, which lies in the gradient and is lost anyway, it is ``off``.
+        nonfinite_check: ``incoming`` (the small gradient that enters each experts module) or ``full`` (every gradient
+            is read once more).
 
     Attributes:
         optimizer_calls, hook_firings, steps: cumulative counts.
@@ -70,9 +77,12 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         max_grad_norm: float | None = 1.0,
         accumulation: int = 1,
         accumulation_mode: str = "standard",
+        on_nonfinite: str | None = None,
+        nonfinite_check: str = "incoming",
     ) -> None:
         self.schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
         checks.check_arguments(self.schedule, max_grad_norm, accumulation, accumulation_mode)
+        checks.check_nonfinite(on_nonfinite, nonfinite_check)
         self.accumulation, self.accumulation_mode = accumulation, accumulation_mode
         self.max_grad_norm = max_grad_norm
         self.gradients_are_reduced = False
@@ -96,7 +106,8 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         clip, scope = CLIPS[self.schedule.clip]
         self._clip = clip(scope, self._clip_parameters(scope), max_grad_norm, accumulation)
         self._clipped = self._checked = False
-        self._handles = self._attach()
+        self._guard, watches = self._make_guard(on_nonfinite, nonfinite_check)
+        self._handles = self._attach(watches)
         self.check_attached()
 
     # ---- construction -------------------------------------------------------------------------------------------
@@ -119,14 +130,32 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self._inners = [inner for unit in self._hooked for inner in unit.inners] + self._end
         self._kind = "+".join(sorted({type(inner.optimizer).__name__ for inner in self._inners}))
 
-    def _attach(self) -> list[Any]:
+    def _make_guard(self, mode: str | None, check: str) -> tuple[nonfinite.Guard | None, list[Any]]:
+        """The guard against non-finite gradients and the handles of what it watches; ``(None, [])`` for ``off``."""
+        if self.needs_prepare:
+            checks.refuse_to_guard_momentum(mode)
+            mode = "off"
+        self.on_nonfinite = mode or "skip"
+        if mode == "off":
+            return None, []
+        guard = nonfinite.Guard(self.on_nonfinite)
+        self._clip.guarded = True
+        full = check == "full" or self._reduction is not None or self._clip.joint
+        sharded = any(parallel.is_sharded(o.parameter) for o in self._owned)
+        if full or sharded or isinstance(self._given, nn.parallel.DistributedDataParallel):
+            return guard, []
+        return guard, guard.watch(self._attachment.leaves({id(p) for p in self.expert_parameters}))
+
+    def _attach(self, handles: list[Any]) -> list[Any]:
         for unit in self._hooked:
             for hook in (unit.parameter._post_accumulate_grad_hooks or {}).values():
                 if getattr(hook, "func", None) is _fire and hook.args[0]() is not None:
                     raise UserError(f"{unit.name} already has an in-backward optimizer: call its detach() first")
-        handles, me = [], weakref.ref(self)
+        me, others = weakref.ref(self), list(handles)
+        handles = []
         for index, unit in enumerate(self._hooked):
             handles.append(unit.parameter.register_post_accumulate_grad_hook(functools.partial(_fire, me, index)))
+        handles += others
         weakref.finalize(self, _remove, handles)
         return handles
 
@@ -171,13 +200,28 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         with named_range(CLIP):
             use_now = self._clip.on_gradient(unit)
         if not use_now:
+            if self._guard is not None and unit.parameter.grad is None and self.passes > 1:
+                self._guard.forget(unit.parameter)
             return
+        verdict = self._verdict(unit)
         with named_range(OPTIMIZER):
             if self._folds:
-                fold.fold_in(unit, first=unit.firings == 1)
+                unit.spoiled |= nonfinite.decide(verdict)
+                if not unit.spoiled:
+                    fold.fold_in(unit, first=unit.firings == 1)
             else:
-                self.optimizer_calls += unit.update()
+                self.optimizer_calls += unit.update(self._guard, verdict)
         unit.parameter.grad = None
+
+    def _verdict(self, unit: HookedTensor) -> nonfinite.Verdict:
+        """Whether the gradient at hand of a hooked tensor must not be used."""
+        if self._guard is None:
+            return False
+        known = self._clip.norm_of(unit) if not self.gradients_are_reduced else None
+        if self.gradients_are_reduced:  # by somebody else: dL/dy is this process's own
+            self._guard.forget(unit.parameter)
+        with named_range(CLIP):
+            return self._guard.verdict(unit.name, unit.parameter, known)
 
     def clip_gradients(self) -> ClipReport:
         """Clip what the schedule names, once a step; ``step`` does it if the loop did not."""
@@ -215,24 +259,35 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         with_grad = {id(o.parameter) for o in self._owned if o.parameter.grad is not None} if first else set()
         with named_range(OPTIMIZER):
             self._update_late()
+            verdict = self._verdict_at_end()
             for inner in self._end:
-                inner.step()
-                self.optimizer_calls += 1
-        if first:
+                self.optimizer_calls += inner.step(self._guard, verdict)
+        if first and not (self._guard and self._guard.skipped_here):
             checks.check_all_stepped(self._hooked, self._end, with_grad)
             self._checked = True
         self.steps += 1
-        self.abandon_step()
+        try:
+            if self._guard is not None:
+                self._guard.finish()
+        finally:
+            self.abandon_step()
         return loss
+
+    def _verdict_at_end(self) -> nonfinite.Verdict:
+        """Whether the gradients that are left at the end of the step must not be used."""
+        if self._guard is None:
+            return False
+        named = [pair for inner in self._end for pair in inner.named]
+        return self._guard.verdict_at_end(named, self._clip.ids, self.last_clip.norm)
 
     @torch.no_grad()
     def _update_late(self) -> None:
         """Hooked tensors whose update had to wait: for the norm, or for the last micro-batch to be folded."""
         for unit in self._clip.pending():
-            self.optimizer_calls += unit.update()
+            self.optimizer_calls += unit.update(self._guard, self._verdict(unit))
             unit.parameter.grad = None
         for unit in self._hooked if self._folds else ():
-            if unit.firings:
+            if unit.firings and not unit.spoiled:
                 self.optimizer_calls += fold.apply(unit)
 
     @property
@@ -272,8 +327,15 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         """Forget an unfinished step, after an exception inside forward or backward (updates already made stay)."""
         self._clipped = False
         self._clip.reset()
+        if self._guard is not None:
+            self._guard.reset()
         for unit in self._hooked:
-            unit.firings = 0
+            unit.firings, unit.spoiled = 0, False
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates of tensors that were left out so far because a gradient was not finite; waits for the device."""
+        return 0 if self._guard is None else self._guard.skipped
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients; an inner optimizer with a ``zero_grad`` of its own (hidden momentum) decides for its own."""
