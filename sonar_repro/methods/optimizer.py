@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from ..errors import UserError
+from ..models.experts import Experts
 from . import checks, fold, nonfinite, parallel
 from . import state as states
 from .attachment import Attachment
@@ -57,6 +58,8 @@ class ScheduledOptimizer(torch.optim.Optimizer):
             hidden momentum, which lies in the gradient and is lost anyway, it is ``off``.
         nonfinite_check: ``incoming`` (the small gradient that enters each experts module) or ``full`` (every gradient
             is read once more).
+        experts: which tensors are experts, where the model does not say it: names, globs (``"*.experts.*"``), modules
+            or a predicate ``(name, parameter) -> bool`` (:func:`sonar_repro.find_expert_tensors`).
 
     Attributes:
         optimizer_calls, hook_firings, steps: cumulative counts.
@@ -79,6 +82,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         accumulation_mode: str = "standard",
         on_nonfinite: str | None = None,
         nonfinite_check: str = "incoming",
+        experts: Experts | None = None,
     ) -> None:
         self.schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
         checks.check_arguments(self.schedule, max_grad_norm, accumulation, accumulation_mode)
@@ -88,7 +92,7 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self.gradients_are_reduced = False
         self.optimizer_calls = self.hook_firings = self.steps = 0
         self.last_clip = ClipReport(None, "none")
-        self._attachment = Attachment(model, self.schedule.needs_experts)
+        self._attachment = Attachment(model, self.schedule.needs_experts, experts)
         self._owned = self._attachment.owned
         self._names = {id(o.parameter): o.name for o in self._owned}
         self.expert_parameters = [o.parameter for o in self._owned if o.expert is not None]
