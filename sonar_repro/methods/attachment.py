@@ -9,7 +9,16 @@ from torch import nn
 from torch.nn import Parameter
 
 from ..errors import UserError
-from ..models.experts import RULE, Experts, ExpertTensor, find_expert_tensors, left_out, module_list_experts
+from ..models.experts import (
+    RULE,
+    Experts,
+    ExpertTensor,
+    expert_counts,
+    find_expert_tensors,
+    honours_interface,
+    left_out,
+    module_list_experts,
+)
 
 # Wrappers that put a component into parameter names without changing what the parameter is.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -51,6 +60,8 @@ class Attachment:
         self.frozen = [(canonical_name(n), p) for n, p in every if not p.requires_grad]
         if not self.owned:
             raise UserError(f"{type(model).__name__} has no trainable parameter: set requires_grad on what to train")
+        if need_experts:
+            _refuse_parametrized(model, found)
         if need_experts and not experts:
             raise UserError(_no_experts(model, named))
         if need_experts:
@@ -106,6 +117,22 @@ def _check_left_out(model: nn.Module, found: list[ExpertTensor], by_rule: bool) 
             f"{found[0].name} is: it is updated with the rest; experts= says which tensors are experts",
             stacklevel=4,
         )
+
+
+def _refuse_parametrized(model: nn.Module, found: list[ExpertTensor]) -> None:
+    """An expert tensor under ``torch.nn.utils.parametrize`` hangs elsewhere and would count as "other"."""
+    sizes = {e.num_experts for e in found}
+    for path, module in model.named_modules():
+        lists = module._modules.get("parametrizations")
+        for attribute, chain in lists.items() if isinstance(lists, nn.ModuleDict) else ():
+            for p in chain.parameters(recurse=False):
+                batched = p.ndim >= 3 and p.requires_grad and p.shape[0] > 1
+                if batched and (p.shape[0] in sizes | expert_counts(module) or honours_interface(module)):
+                    raise UserError(
+                        f"{path}.{attribute} is an expert tensor under a parametrization ({type(chain[0]).__name__}): "
+                        "it cannot be updated as one; call torch.nn.utils.parametrize.remove_parametrizations, or use "
+                        "standard_global_clip or standard_no_clip"
+                    )
 
 
 def _no_experts(model: nn.Module, named: Experts | None) -> str:

@@ -78,6 +78,9 @@ class Clip:
         """Hooked tensors whose update had to wait for the norm; each has its clipped gradient while it is yielded."""
         return iter(())
 
+    def check_unscaled(self) -> None:
+        """Raise UserError if gradients were scaled down again after they were clipped (``clip=exact``)."""
+
     def reset(self) -> None:
         """Forget an unfinished step."""
 
@@ -252,6 +255,8 @@ class ExactClip(Clip):
         super().__init__(*args)
         if self.max_norm is None:
             raise UserError("max_grad_norm=None with clip=exact: there is nothing to measure for; use clip=none")
+        self._looked = False
+        self._after: Any = None
         self.reset()
 
     def reset(self) -> None:
@@ -293,9 +298,25 @@ class ExactClip(Clip):
     def finish(self) -> ClipReport:
         if self._phase != "apply":
             raise RuntimeError(_TWO_PASSES)
+        left = [p for p in self.parameters if p.grad is not None]
         if self._total is not None:
-            clip_grads_with_norm_([p for p in self.parameters if p.grad is not None], self.max_norm, self._total)
+            clip_grads_with_norm_(left, self.max_norm, self._total)
+        if left and not self._looked:  # by the first step a loop has shown what it does
+            self._after = ([(p, p.grad._version) for p in left], get_total_norm([p.grad for p in left]))
+            self._looked = True
         return ClipReport(self._total, "all")
+
+    def check_unscaled(self) -> None:
+        (versions, before), self._after = self._after or ([], None), None
+        left = [p.grad for p, _ in versions if p.grad is not None]
+        if left and any(p.grad is not None and p.grad._version != version for p, version in versions):
+            now = get_total_norm(left)
+            if bool(now < 0.999 * before):
+                raise UserError(
+                    f"gradients were scaled to {float(now):.4g} after clip=exact had clipped them (their norm was "
+                    f"{float(before):.4g}), by a clip_grad_norm_ line in the loop with a lower bound? The experts were "
+                    "updated before it: leave the line out and give the bound as max_grad_norm="
+                )
 
 
 _TWO_PASSES = (

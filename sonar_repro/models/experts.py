@@ -50,11 +50,13 @@ def _int_attributes(module: nn.Module) -> dict[str, int]:
     return {k: v for k, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool) and v > 1}
 
 
-def _expert_counts(module: nn.Module) -> set[int]:
+def expert_counts(module: nn.Module) -> set[int]:
+    """The module's int attributes (> 1) with ``expert`` in their names."""
     return {v for k, v in _int_attributes(module).items() if "expert" in k.lower()}
 
 
-def _honours_interface(module: nn.Module) -> bool:
+def honours_interface(module: nn.Module) -> bool:
+    """Rule A: the flags that ``use_experts_implementation`` sets."""
     return all(flag in vars(module) for flag in _INTERFACE_FLAGS)
 
 
@@ -64,10 +66,10 @@ def _expert_parameters(module: nn.Module) -> list[tuple[str, Parameter, int]]:
     Of rule B without its condition on widths, which takes the whole model to judge (:func:`_unrelated`).
     """
     own = [(name, p) for name, p in module._parameters.items() if p is not None]
-    if _honours_interface(module):
+    if honours_interface(module):
         counts = {p.shape[0] for _, p in own if p.ndim == 3}
         return [(name, p, p.shape[0]) for name, p in own if p.ndim >= 2 and p.shape[0] in counts]
-    counts = _expert_counts(module) if own else set()
+    counts = expert_counts(module) if own else set()
     if not counts:
         return []
     # Rule C: a parameter as long as an attribute with "expert" in it is a router's or a bias, not E blocks of k rows.
@@ -90,7 +92,7 @@ def _unrelated(model: nn.Module) -> set[int]:
     """
     candidates: dict[nn.Module, list[Parameter]] = {}
     for module in model.modules():
-        if not _honours_interface(module):
+        if not honours_interface(module):
             found = [p for _, p, _ in _expert_parameters(module) if p.ndim >= 3]
             if found:
                 candidates[module] = found
@@ -264,11 +266,11 @@ def module_list_experts(model: nn.Module) -> list[str]:
         # nllb keeps a dropout among its experts: only children that hold parameters count
         children = [c for c in module.children() if next(c.parameters(), None) is not None]
         parent = modules[path.rpartition(".")[0]] if path else module
-        if len(children) in _expert_counts(module) | _expert_counts(parent) and _identical(children):
+        if len(children) in expert_counts(module) | expert_counts(parent) and _identical(children):
             paths.append(path)
     return paths
 
 
 def decorated_expert_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """(name, module) of the modules that honour ``ExpertsInterface``; others ignore ``experts_implementation``."""
-    return [(name, module) for name, module in model.named_modules() if _honours_interface(module)]
+    return [(name, module) for name, module in model.named_modules() if honours_interface(module)]

@@ -166,4 +166,5 @@ def counts_of(optimizer: ScheduledOptimizer, steps: int, skipped: int, accumulat
         "hook_firings_per_step": optimizer.hook_firings / steps if steps else None,
         "updates_per_step": updates,
         **guarded,
+        **({"slices_with_fp32_state": optimizer.slices_with_fp32_state} if optimizer.slices_with_fp32_state else {}),
     }

@@ -92,10 +92,10 @@ def test_experts_are_named(experts):
     mine.step()
 
 
-def test_biases_of_a_named_module_go_with_it():
+def test_biases_are_named_by_their_names():
     model = Model(counted=(False,) * 3)
     model.layers[0].b1 = nn.Parameter(torch.zeros(EXPERTS, INNER))
-    found = find_expert_tensors(model, experts=model.layers[0])
+    found = find_expert_tensors(model, experts=[model.layers[0], "layers.0.b1"])
     assert [e.name for e in found] == ["layers.0.w1", "layers.0.w2", "layers.0.b1"]
 
 
