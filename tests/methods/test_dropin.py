@@ -124,6 +124,32 @@ def test_trainer_accumulates_when_told(trainer, tmp_path):
     assert (run.optimizer.optimizer.hook_firings, run.optimizer.optimizer.optimizer_calls) == (2 * 2 * 4, 2 * 5)
 
 
+@pytest.mark.parametrize("method", ["sonar", "sonar_exact_clip"])
+def test_trainer_with_model_init_makes_the_optimizer_on_the_model_it_makes(trainer, tmp_path, method):
+    """``optimizers=`` is refused with ``model_init``; without a model in the kwargs the trainer's own is taken."""
+
+    def run(**model):
+        torch.manual_seed(0)
+        kwargs = {"factory": make_factory("adamw", lr=1e-2), "schedule": method}
+        return trainer.ScheduledTrainer(
+            args=trainer.make_arguments(str(tmp_path), max_steps=3, save_steps=9),
+            train_dataset=trainer.make_data(),
+            data_collator=trainer.collate,
+            optimizer_cls_and_kwargs=(ScheduledOptimizer, {**kwargs, **model.pop("more", {})}),
+            **model,
+        )
+
+    made = run(model_init=lambda: trainer.make_model())
+    made.train()
+    first = weights(made.model)
+    model = trainer.make_model()
+    given = run(model=model, more={"model": model})
+    given.train()
+    assert differing(first, weights(given.model)) == []
+    made.train()  # another trial: another model, and an optimizer on it
+    assert differing(first, weights(made.model)) == [] and made.optimizer.optimizer.steps == 3
+
+
 def test_norm_that_nothing_measured_is_not_logged_as_zero(trainer, tmp_path):
     plain = trainer.with_plain_trainer(str(tmp_path / "a"), "optimizer_in_backward")
     assert logged(plain, "loss") and logged(plain, "grad_norm") == []
