@@ -16,6 +16,7 @@ _EXPORTS = {
     "ScheduledOptimizerCallback": "sonar_repro.methods",
     "data_parallel": "sonar_repro.methods",
     "make_factory": "sonar_repro.optim.factory",
+    "from_torch_state": "sonar_repro.methods.convert",
     "find_expert_tensors": "sonar_repro.models.experts",
 }
 _ROOMS = ("forecast",)  # a package that is called: forecast("olmoe", method="sonar")

@@ -34,6 +34,9 @@ def fingerprint(config: Config) -> str:
     if config.scale.name != "forecast":
         data.pop("gpu")
         data.pop("host")
+    if data["method"]["on_nonfinite"] == "off":  # nothing is looked at: the arm of before these keys existed
+        data["method"].pop("nonfinite_check")
+        data["method"].pop("on_nonfinite")
     data["task"].pop("inputs")
     for key in FILES_ASIDE:
         data["task"].pop(key)

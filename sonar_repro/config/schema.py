@@ -73,6 +73,8 @@ class MethodConfig:
     clip: str = "non_expert"  # all | non_expert | none, and what methods/ adds
     max_grad_norm: float = 1.0
     accumulation_mode: str | None = None  # what accumulation_mode=null stands for, if not the usual
+    on_nonfinite: str = "off"  # skip | raise | off: a gradient that is not finite; "off" is what the papers' code does
+    nonfinite_check: str = "incoming"  # incoming | full: what is looked at for it
     options: dict[str, Any] = field(default_factory=dict)
 
 

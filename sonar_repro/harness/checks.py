@@ -13,6 +13,7 @@ from typing import Any
 from ..config.schema import FILES_ASIDE, Config, host_file
 from ..data.checks import check_data
 from ..errors import UserError
+from ..methods.schedule import NONFINITE_CHECKS, NONFINITE_MODES
 
 
 def _bad(key: str, value: Any, allowed: str) -> UserError:
@@ -30,6 +31,8 @@ CHOICES = {
     "model.weights": ("random", "pretrained"),
     "method.in_backward": ("none", "experts", "all"),
     "method.granularity": ("tensor", "expert"),
+    "method.on_nonfinite": NONFINITE_MODES,
+    "method.nonfinite_check": NONFINITE_CHECKS,
     "parallel.name": ("none", "ddp", "fsdp2"),
     "parallel.backend": ("auto", "gloo", "nccl"),
 }
@@ -108,6 +111,13 @@ def _check_method(config: Config) -> None:
         raise UserError(f"method={method.name}: {error}") from error
     if kind not in REGISTRY:
         raise _bad("optimizer.kind", kind, f"choose one of {', '.join(REGISTRY)}")
+    if method.on_nonfinite != "off" and kind in ("mesh", "mesh_b"):
+        raise _bad(
+            "method.on_nonfinite",
+            method.on_nonfinite,
+            f"optimizer={config.optimizer.name} hides its momentum in the gradient, which one NaN destroys; use "
+            "mesh_full or mesh_b_full, or method.on_nonfinite=off",
+        )
     folds = config.accumulation > 1 and config.accumulation_mode == "fold"
     if folds and kind not in FOLDABLE:
         raise _bad("accumulation_mode", "fold", f"optimizer={config.optimizer.name} cannot fold; use adamw or sgd")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn import Parameter
 
 from ..errors import UserError
-from ..models.experts import ExpertTensor, find_expert_tensors, module_list_experts
+from ..models.experts import (
+    RULE,
+    Experts,
+    ExpertTensor,
+    expert_counts,
+    find_expert_tensors,
+    honours_interface,
+    left_out,
+    module_list_experts,
+)
 
 # Wrappers that put a component into parameter names without changing what the parameter is.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -39,20 +49,29 @@ class Attachment:
         UserError: nothing is trainable; or experts are needed and none is batched and trainable.
     """
 
-    def __init__(self, model: nn.Module, need_experts: bool) -> None:
+    def __init__(self, model: nn.Module, need_experts: bool, named: Experts | None = None) -> None:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module  # the names in a state dict are those of the bare model
         self.model = model
-        experts = {id(e.parameter): e for e in find_expert_tensors(model)}
-        named = list(model.named_parameters())
-        self.owned = [Owned(canonical_name(n), p, experts.get(id(p))) for n, p in named if p.requires_grad]
-        self.frozen = [(canonical_name(n), p) for n, p in named if not p.requires_grad]
+        found = find_expert_tensors(model, experts=named)
+        experts = {id(e.parameter): e for e in found}
+        every = list(model.named_parameters())
+        self.owned = [Owned(canonical_name(n), p, experts.get(id(p))) for n, p in every if p.requires_grad]
+        self.frozen = [(canonical_name(n), p) for n, p in every if not p.requires_grad]
         if not self.owned:
             raise UserError(f"{type(model).__name__} has no trainable parameter: set requires_grad on what to train")
+        if need_experts:
+            _refuse_parametrized(model, found)
         if need_experts and not experts:
-            raise UserError(_no_experts(model))
+            raise UserError(_no_experts(model, named))
+        if need_experts:
+            _check_left_out(model, found, by_rule=named is None)
         self._leaves = _leaves(model, {id(o.parameter): o.name for o in self.owned})
         self._edges = _edges(model, {module for module, _, _, _ in self._leaves})
+
+    def leaves(self, parameters: set[int]) -> list[tuple[nn.Module, str, Parameter, str]]:
+        """(module, attribute, parameter, name) of every place where one of these (by id) hangs."""
+        return [leaf for leaf in self._leaves if id(leaf[2]) in parameters]
 
     def check(self) -> None:
         """Cheap check of every step: no owned parameter was replaced, no module above one, nothing was unfrozen."""
@@ -84,16 +103,48 @@ def _replaced(name: str, what: str) -> RuntimeError:
     )
 
 
-def _no_experts(model: nn.Module) -> str:
+def _check_left_out(model: nn.Module, found: list[ExpertTensor], by_rule: bool) -> None:
+    """Warn of batched tensors that count as "other"; refuse if their own kind was taken elsewhere in the model."""
+    twins, others = left_out(model, found)
+    if twins and by_rule:
+        raise UserError(
+            f"{found[0].name} is an expert tensor and {twins[0]} ({len(twins)} such) is not, though its module is of "
+            f"the same class: {RULE}; set the attribute in every layer, or name the tensors with experts="
+        )
+    if rest := twins + others:
+        warnings.warn(
+            f"{rest[0]} ({len(rest)} such) has three or more dimensions and is not taken for an expert tensor, as "
+            f"{found[0].name} is: it is updated with the rest; experts= says which tensors are experts",
+            stacklevel=4,
+        )
+
+
+def _refuse_parametrized(model: nn.Module, found: list[ExpertTensor]) -> None:
+    """An expert tensor under ``torch.nn.utils.parametrize`` hangs elsewhere and would count as "other"."""
+    sizes = {e.num_experts for e in found}
+    for path, module in model.named_modules():
+        lists = module._modules.get("parametrizations")
+        for attribute, chain in lists.items() if isinstance(lists, nn.ModuleDict) else ():
+            for p in chain.parameters(recurse=False):
+                batched = p.ndim >= 3 and p.requires_grad and p.shape[0] > 1
+                if batched and (p.shape[0] in sizes | expert_counts(module) or honours_interface(module)):
+                    raise UserError(
+                        f"{path}.{attribute} is an expert tensor under a parametrization ({type(chain[0]).__name__}): "
+                        "it cannot be updated as one; call torch.nn.utils.parametrize.remove_parametrizations, or use "
+                        "standard_global_clip or standard_no_clip"
+                    )
+
+
+def _no_experts(model: nn.Module, named: Experts | None) -> str:
     who = type(model).__name__
-    frozen = find_expert_tensors(model, include_frozen=True)
+    frozen = find_expert_tensors(model, include_frozen=True, experts=named)
     if frozen:
         return f"{who}: all {len(frozen)} expert tensors are frozen ({frozen[0].name}, ...): unfreeze them"
     lists = module_list_experts(model)
     instead = "use optimizer_in_backward (hooks every parameter), standard_global_clip or standard_no_clip"
     if lists:
         return f"{who} keeps its experts as module lists ({lists[0]} and {len(lists) - 1} more), not batched: {instead}"
-    return f"{who} has no batched expert tensor: {instead}"
+    return f"{who} has no batched expert tensor: {instead}; or name them with experts=, for {RULE}"
 
 
 def _leaves(model: nn.Module, owned: dict[int, str]) -> list[tuple[nn.Module, str, Parameter, str]]:

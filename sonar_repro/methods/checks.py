@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import warnings
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import UserError
 from .inner import HookedTensor, Inner
-from .schedule import ACCUMULATION_MODES, CLIP, Schedule
+from .schedule import ACCUMULATION_MODES, CLIP, NONFINITE_CHECKS, NONFINITE_MODES, Schedule
+from .state import merge, split
 
 
 def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulation: int, mode: str) -> None:
@@ -32,6 +39,31 @@ def check_arguments(schedule: Schedule, max_grad_norm: float | None, accumulatio
         f"accumulation={accumulation} with {name} and accumulation_mode={mode}: its gradients are freed at every "
         f"micro-batch; {way}, or a standard_* method"
     )
+
+
+def check_types(model: Any, schedule: Any) -> None:
+    """The first and the third argument are what they are taken for."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model={model!r:.60}: must be a torch.nn.Module (model, factory, method, in this order)")
+    if not isinstance(schedule, (str, Schedule)):
+        raise UserError(f"schedule={schedule!r:.60}: must be the name of a method or a Schedule")
+
+
+def check_nonfinite(mode: str | None, check: str) -> None:
+    """The two settings of the guard against non-finite gradients."""
+    if mode is not None and mode not in NONFINITE_MODES:
+        raise UserError(f"on_nonfinite={mode!r}: choose one of {', '.join(NONFINITE_MODES)}")
+    if check not in NONFINITE_CHECKS:
+        raise UserError(f"nonfinite_check={check!r}: choose one of {', '.join(NONFINITE_CHECKS)}")
+
+
+def refuse_to_guard_momentum(mode: str | None) -> None:
+    """Hidden momentum lies in the gradient: a bad one cannot be told from it and left out."""
+    if mode in ("skip", "raise"):
+        raise UserError(
+            f"on_nonfinite={mode}: the optimizer hides its momentum in the gradient, and both are lost to one NaN; use "
+            "the full-state variant (mesh_full, mesh_b_full), or on_nonfinite=off"
+        )
 
 
 def _positive(value: float) -> bool:
@@ -75,6 +107,98 @@ def refuse_hidden_momentum(units: Sequence[HookedTensor], schedule: Schedule) ->
                 f"{schedule.name} frees the gradient of {unit.name} inside backward, but the optimizer hides its "
                 "momentum in that gradient: use the full-state variant (mesh_full, mesh_b_full) or a standard_* method"
             )
+
+
+_OWNERS: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter -> weak reference to its optimizer
+
+
+def own(owned: Sequence[Any], optimizer: torch.optim.Optimizer) -> None:
+    """Note who trains a parameter. Raises UserError if another scheduled optimizer that is still alive does."""
+
+    def other() -> tuple[str, Any] | None:
+        found = ((o.name, _OWNERS[o.parameter]()) for o in owned if o.parameter in _OWNERS)
+        return next(((name, one) for name, one in found if one is not None and one is not optimizer), None)
+
+    if other() is not None:
+        gc.collect()  # one that was dropped may wait in a circle of references
+    if (pair := other()) is not None:
+        raise UserError(
+            f"{pair[0]} already has a ScheduledOptimizer ({pair[1].schedule.name}): two would both update it; drop "
+            "that one, or call its detach() first"
+        )
+    for o in owned:
+        _OWNERS[o.parameter] = weakref.ref(optimizer)
+
+
+def disown(owned: Sequence[Any], optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer was detached: another may take over."""
+    for o in owned:
+        if o.parameter in _OWNERS and _OWNERS[o.parameter]() is optimizer:
+            del _OWNERS[o.parameter]
+
+
+_STACK_WELL = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+
+
+def refuse_unstackable(units: Sequence[HookedTensor]) -> None:
+    """granularity=expert: E states must have a batched form, or the run could not be saved.
+
+    Tried on two small slices with an optimizer of the same class and settings. Raises UserError.
+    """
+    unit = next((unit for unit in units if unit.views), None)
+    kind = type(unit.inners[0].optimizer) if unit else None
+    if kind is None or issubclass(kind, _STACK_WELL) or kind.__module__.startswith(("bitsandbytes", "sonar_repro")):
+        return
+    group = {k: v for k, v in unit.inners[0].optimizer.param_groups[0].items() if k != "params"}
+    with _disable_current_modes(), torch.enable_grad():
+        pieces = [nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4) * (e + 1)) for e in range(2)]
+        whole = nn.Parameter(torch.stack([p.detach() for p in pieces]))
+        try:
+            optimizers = [kind([{**group, "params": [p]}]) for p in pieces]
+        except (TypeError, ValueError):
+            return  # it cannot be made from its group alone: nothing is known
+        for p, optimizer in zip(pieces, optimizers):
+            p.grad = p.detach() * 0.5 + 0.1
+            optimizer.step()
+        states = [optimizer.state.get(p, {}) for p, optimizer in zip(pieces, optimizers)]
+        try:
+            back = split(merge(states, whole, unit.name), whole, 2, unit.name)
+            fits = all(_equal(a, b) for a, b in zip(states, back))
+            reason = "they change when stacked"
+        except (RuntimeError, UserError) as error:
+            fits, reason = False, str(error)
+    if not fits:
+        raise UserError(
+            f"granularity=expert with {kind.__name__}: the states of its experts have no batched form ({reason}), so a "
+            "run could not be saved; use granularity=tensor (sonar), or AdamW, SGD, Lion"
+        )
+
+
+def _equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    def same(x: Any, y: Any) -> bool:
+        return torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+
+    return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+
+
+def warn_of_fp32_slices(units: Sequence[HookedTensor]) -> int:
+    """How many expert slices an 8-bit optimizer keeps in fp32, because they are too small; warns if there are any."""
+    small = []
+    for unit in units:
+        least = getattr(getattr(unit.inners[0].optimizer, "args", None), "min_8bit_size", None)
+        bits = getattr(getattr(unit.inners[0].optimizer, "args", None), "optim_bits", None)
+        if unit.views and least is not None and bits == 8 and unit.views[0].numel() < least <= unit.parameter.numel():
+            small.append((unit, least))
+    if not small:
+        return 0
+    unit, least = small[0]
+    slices = sum(len(unit.views) for unit, _ in small)
+    warnings.warn(
+        f"{slices} expert slices keep fp32 states, such as those of {unit.name} of {unit.views[0].numel():,} elements "
+        f"(8 bits from min_8bit_size={least:,}): 8 bytes a parameter, and other numbers than the batched tensor's",
+        stacklevel=5,
+    )
+    return slices
 
 
 def too_many_firings(unit: HookedTensor, allowed: int) -> RuntimeError:

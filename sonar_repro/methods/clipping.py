@@ -39,6 +39,7 @@ class Clip:
     """
 
     passes = 1  # backward passes a step
+    guarded = False  # whether a norm that is not finite must leave no trace (on_nonfinite)
 
     def __init__(self, scope: str, parameters: Sequence[Parameter], max_norm: float | None, accumulation: int) -> None:
         self.scope = scope if max_norm is not None else "none"
@@ -46,6 +47,11 @@ class Clip:
         self.ids = {id(p) for p in self.parameters}
         self.max_norm = max_norm
         self.accumulation = accumulation
+
+    @property
+    def joint(self) -> bool:
+        """Whether a norm that it takes anyway covers every expert gradient, hooked or not."""
+        return self.max_norm is not None and (self.scope == "all" or type(self) is TensorClip)
 
     def on_gradient(self, unit: HookedTensor) -> bool:
         """A hooked tensor's gradient is complete: whether it is to be used at once (and freed)."""
@@ -64,9 +70,16 @@ class Clip:
         clip_grads_with_norm_(left, self.max_norm, norm)
         return ClipReport(norm, self.scope)
 
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        """A norm that was taken already and covers the hooked tensor's gradient at hand, or None."""
+        return None
+
     def pending(self) -> Iterator[HookedTensor]:
         """Hooked tensors whose update had to wait for the norm; each has its clipped gradient while it is yielded."""
         return iter(())
+
+    def check_unscaled(self) -> None:
+        """Raise UserError if gradients were scaled down again after they were clipped (``clip=exact``)."""
 
     def reset(self) -> None:
         """Forget an unfinished step."""
@@ -82,10 +95,15 @@ class Clip:
 class TensorClip(Clip):
     """``clip=tensor``: each hooked tensor by its own norm inside its hook, the rest by their joint norm."""
 
+    _own: Tensor | None = None
+
     def on_gradient(self, unit: HookedTensor) -> bool:
         if self.max_norm is not None:
-            clip_grad_norm_([unit.parameter], self.max_norm)
+            self._own = clip_grad_norm_([unit.parameter], self.max_norm)
         return True
+
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._own
 
 
 class LaggedClip(Clip):
@@ -107,6 +125,9 @@ class LaggedClip(Clip):
                 clip_grads_with_norm_([unit.parameter], self.max_norm, self.previous)
         return True
 
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._norms.get(id(unit.parameter))
+
     def finish(self) -> ClipReport:
         if self.max_norm is None:
             return ClipReport(None, "none")
@@ -115,9 +136,13 @@ class LaggedClip(Clip):
         self._norms = {}
         if not norms:
             return ClipReport(None, "all")
-        self.previous = joint_norm(self.parameters, norms)
-        clip_grads_with_norm_(left, self.max_norm, self.previous)
-        return ClipReport(self.previous, "all")
+        norm = joint_norm(self.parameters, norms)
+        before, self.previous = self.previous, norm
+        if self.guarded:  # the last finite norm; before there is one, 0, which clips nothing
+            before = torch.zeros_like(norm) if before is None else before
+            self.previous = torch.where(norm.isfinite(), norm, before)
+        clip_grads_with_norm_(left, self.max_norm, norm)
+        return ClipReport(norm, "all")
 
     def reset(self) -> None:
         self._norms = {}
@@ -139,17 +164,26 @@ class KeptClip(Clip):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._waiting: dict[HookedTensor, None] = {}
+        self._total: Tensor | None = None
 
     def on_gradient(self, unit: HookedTensor) -> bool:
         self._waiting[unit] = None
         return False
+
+    def finish(self) -> ClipReport:
+        report = super().finish()
+        self._total = report.norm
+        return report
+
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._total if id(unit.parameter) in self.ids else None
 
     def pending(self) -> Iterator[HookedTensor]:
         yield from self._waiting
         self._waiting = {}
 
     def reset(self) -> None:
-        self._waiting = {}
+        self._waiting, self._total = {}, None
 
 
 class OffloadedClip(Clip):
@@ -190,6 +224,9 @@ class OffloadedClip(Clip):
         clip_grads_with_norm_(left, self.max_norm, self._total)
         return ClipReport(self._total, "all")
 
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._total if id(unit.parameter) in self.ids else None
+
     def pending(self) -> Iterator[HookedTensor]:
         while self._host:
             unit = next(iter(self._host))
@@ -218,6 +255,8 @@ class ExactClip(Clip):
         super().__init__(*args)
         if self.max_norm is None:
             raise UserError("max_grad_norm=None with clip=exact: there is nothing to measure for; use clip=none")
+        self._looked = False
+        self._after: Any = None
         self.reset()
 
     def reset(self) -> None:
@@ -253,12 +292,31 @@ class ExactClip(Clip):
             clip_grads_with_norm_([unit.parameter], self.max_norm, self._total)
         return True
 
+    def norm_of(self, unit: HookedTensor) -> Tensor | None:
+        return self._total if id(unit.parameter) in self.ids else None
+
     def finish(self) -> ClipReport:
         if self._phase != "apply":
             raise RuntimeError(_TWO_PASSES)
+        left = [p for p in self.parameters if p.grad is not None]
         if self._total is not None:
-            clip_grads_with_norm_([p for p in self.parameters if p.grad is not None], self.max_norm, self._total)
+            clip_grads_with_norm_(left, self.max_norm, self._total)
+        if left and not self._looked:  # by the first step a loop has shown what it does
+            self._after = ([(p, p.grad._version) for p in left], get_total_norm([p.grad for p in left]))
+            self._looked = True
         return ClipReport(self._total, "all")
+
+    def check_unscaled(self) -> None:
+        (versions, before), self._after = self._after or ([], None), None
+        left = [p.grad for p, _ in versions if p.grad is not None]
+        if left and any(p.grad is not None and p.grad._version != version for p, version in versions):
+            now = get_total_norm(left)
+            if bool(now < 0.999 * before):
+                raise UserError(
+                    f"gradients were scaled to {float(now):.4g} after clip=exact had clipped them (their norm was "
+                    f"{float(before):.4g}), by a clip_grad_norm_ line in the loop with a lower bound? The experts were "
+                    "updated before it: leave the line out and give the bound as max_grad_norm="
+                )
 
 
 _TWO_PASSES = (

@@ -27,8 +27,11 @@ class DirectAdamW:
         plain = type(optimizer) is torch.optim.AdamW and type(parameter) is Parameter and not parameter.is_complex()
         return DirectAdamW(optimizer, parameter) if alone and plain else None
 
-    def step(self, gradient: Tensor) -> bool:
-        """Update the tensor with ``gradient``, or return False: the first step, hooks on it, an unusual setting."""
+    def step(self, gradient: Tensor, found_inf: Tensor | None = None) -> bool:
+        """Update the tensor with ``gradient``, or return False: the first step, hooks on it, an unusual setting.
+
+        ``found_inf``: 0-d float32 on the device; where it is 1 nothing changes.
+        """
         group = self.optimizer.param_groups[0]
         state, lr, (beta1, beta2) = self.optimizer.state.get(self.parameter), group["lr"], group["betas"]
         if not state or self._watched() or not group["fused"] or group["amsgrad"] or gradient.is_sparse:
@@ -40,8 +43,10 @@ class DirectAdamW:
         torch._fused_adamw_(
             [self.parameter], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], step,
             lr=lr, beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"],
-            amsgrad=False, maximize=group["maximize"],
+            amsgrad=False, maximize=group["maximize"], found_inf=found_inf,
         )  # fmt: skip
+        if found_inf is not None:
+            torch._foreach_sub_(step, [found_inf])  # as torch.optim.adam does
         return True
 
     def _watched(self) -> bool:

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from ..errors import Unsupported, UserError
 from .direct import DirectAdamW
+from .nonfinite import Guard, Verdict
 
 Named = Sequence[tuple[str, Parameter]]
 Factory = Callable[[Named, nn.Module], torch.optim.Optimizer]
@@ -26,6 +27,7 @@ class Inner:
         self.named = list(named)
         # (inner group, outer group, keys) for each inner group
         self.links: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = []
+        self._stepped = False
         self._check_cover()
 
     def _check_cover(self) -> None:
@@ -52,9 +54,16 @@ class Inner:
             for key in keys:
                 group[key] = outer[key]
 
-    def step(self) -> None:
+    def step(self, guard: Guard | None = None, verdict: Verdict = False) -> bool:
+        """One step of the inner optimizer, unless ``verdict`` forbids it; whether it was called."""
         self.sync()
-        self.optimizer.step()
+        if guard is None:
+            self.optimizer.step()
+            return True
+        made_state = self._stepped or any(self.optimizer.state.get(p) for _, p in self.named)
+        called = guard.step(self.optimizer, verdict, made_state)
+        self._stepped |= called
+        return called
 
     def label(self) -> str:
         """Its class and kernel, such as ``torch.optim.AdamW(fused)``."""
@@ -74,6 +83,7 @@ class HookedTensor:
         self.inners: list[Inner] = []
         self.views: list[Parameter] = []
         self.firings = 0  # since the last end of step
+        self.spoiled = False  # accumulation_mode=fold: a micro-batch of this step was not finite
         self._direct: DirectAdamW | None = None
         if num_experts is not None:
             if hasattr(parameter, "device_mesh"):
@@ -96,21 +106,28 @@ class HookedTensor:
         parts = [None] * len(self.views) if gradient is None else expert_slices(gradient, self.num_experts)
         yield from zip(self.inners, self.views, parts)
 
-    def update(self) -> int:
-        """One optimizer step on the gradient at hand; returns the number of optimizer calls made."""
+    def update(self, guard: Guard | None = None, verdict: Verdict = False) -> int:
+        """One optimizer step on the gradient at hand; returns the number of optimizer calls made.
+
+        Args:
+            verdict: the ``guard``'s, on this gradient: nothing changes if it is bad.
+        """
+        if verdict is True:
+            return 0
         if self._direct is not None:
             self.inners[0].sync()
-            if self._direct.step(self.parameter.grad):
+            if self._direct.step(self.parameter.grad, verdict if isinstance(verdict, Tensor) else None):
                 torch.autograd.graph.increment_version(self.parameter)
                 return 1
+        calls = 0
         for inner, target, gradient in self.pieces(self.parameter.grad):
             target.grad = gradient
-            inner.step()
+            calls += inner.step(guard, verdict)
             target.grad = None
         # Fused AdamW and bitsandbytes do not bump the version counter; without this autograd could not see that a
         # weight changed under a graph that still needs it.
         torch.autograd.graph.increment_version(self.parameter)
-        return len(self.inners)
+        return calls
 
     def _follow_storage(self) -> None:
         """``model.to(...)`` swaps a parameter's storage under its views: point them at the new one."""

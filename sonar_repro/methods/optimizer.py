@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,14 +14,18 @@ from torch import nn
 from torch.nn import Parameter
 
 from ..errors import UserError
-from . import checks, fold, parallel
+from ..models.experts import Experts
+from . import checks, first_step, fold, nonfinite, parallel
 from . import state as states
 from .attachment import Attachment
 from .clipping import CLIPS, ClipReport
+from .convert import is_torch_state
+from .factories import as_factory
 from .inner import EXECUTION_KEYS, Factory, HookedTensor, Inner, outer_groups
 from .ranges import CLIP, OPTIMIZER, named_range
 from .replay import Replay
 from .schedule import Schedule
+from .state_view import StateView
 
 
 def _fire(optimizer_ref: weakref.ref, index: int, parameter: Parameter) -> None:
@@ -44,17 +50,28 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     Args:
         model: its trainable parameters are owned, each once; frozen ones are left alone and reported. Over several
             processes it is what ``sonar_repro.data_parallel`` returned.
-        factory: makes one inner optimizer from named parameters (``sonar_repro.make_factory``).
+        factory: makes one inner optimizer from named parameters (``sonar_repro.make_factory``); or an optimizer class,
+            whose settings are then given as keywords (``torch.optim.AdamW, "sonar", lr=1e-4``).
         schedule: a :class:`Schedule` or the name of a method.
         max_grad_norm: bound of the norm that ``schedule.clip`` names; ``None`` clips and measures nothing.
         accumulation: A, the backward passes between two ``step`` calls, each of loss/A (§4.4).
         accumulation_mode: ``standard`` (gradients are summed; in-backward methods only at A = 1), ``update_each`` (A
             updates a step, the paper's Sonar) or ``fold``.
+        on_nonfinite: what a gradient with NaN or infinity in it does (:mod:`.nonfinite`). ``skip``: the tensor keeps
+            its weights, moments and step count, others may have moved: a partial step, which ``skipped_updates``
+            counts. ``raise``: the same, then RuntimeError from ``step``. ``off``: it is used, as the paper's code does.
+            ``None`` is ``skip``, because one bad batch would destroy every expert before a loop can see it; with
+            hidden momentum, which lies in the gradient and is lost anyway, it is ``off``.
+        nonfinite_check: ``incoming`` (the small gradient that enters each experts module) or ``full`` (every gradient
+            is read once more).
+        experts: which tensors are experts, where the model does not say it: names, globs (``"*.experts.*"``), modules
+            or a predicate ``(name, parameter) -> bool`` (:func:`sonar_repro.find_expert_tensors`).
 
     Attributes:
         optimizer_calls, hook_firings, steps: cumulative counts.
         last_clip: :class:`ClipReport` of the last step.
         gradients_are_reduced: set it if unsharded gradients are already averaged over processes when hooks see them.
+        gradients_are_unscaled: set it if a ``GradScaler`` in this process belongs to another model.
         expert_parameters, other_parameters: what is owned, in model order.
 
     Raises:
@@ -64,21 +81,28 @@ class ScheduledOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        factory: Factory,
+        factory: Factory | type[torch.optim.Optimizer],
         schedule: Schedule | str,
         *,
         max_grad_norm: float | None = 1.0,
         accumulation: int = 1,
         accumulation_mode: str = "standard",
+        on_nonfinite: str | None = None,
+        nonfinite_check: str = "incoming",
+        experts: Experts | None = None,
+        **hyper: Any,
     ) -> None:
+        checks.check_types(model, schedule)
+        factory = as_factory(factory, hyper)
         self.schedule = Schedule.named(schedule) if isinstance(schedule, str) else schedule
         checks.check_arguments(self.schedule, max_grad_norm, accumulation, accumulation_mode)
+        checks.check_nonfinite(on_nonfinite, nonfinite_check)
         self.accumulation, self.accumulation_mode = accumulation, accumulation_mode
         self.max_grad_norm = max_grad_norm
-        self.gradients_are_reduced = False
+        self.gradients_are_reduced = self.gradients_are_unscaled = False
         self.optimizer_calls = self.hook_firings = self.steps = 0
         self.last_clip = ClipReport(None, "none")
-        self._attachment = Attachment(model, self.schedule.needs_experts)
+        self._attachment = Attachment(model, self.schedule.needs_experts, experts)
         self._owned = self._attachment.owned
         self._names = {id(o.parameter): o.name for o in self._owned}
         self.expert_parameters = [o.parameter for o in self._owned if o.expert is not None]
@@ -96,7 +120,9 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         clip, scope = CLIPS[self.schedule.clip]
         self._clip = clip(scope, self._clip_parameters(scope), max_grad_norm, accumulation)
         self._clipped = self._checked = False
-        self._handles = self._attach()
+        self._first = first_step.FirstStep(self._attachment.model, self._watched_for_changes())
+        self._guard, watches = self._make_guard(on_nonfinite, nonfinite_check)
+        self._handles = self._attach(watches)
         self.check_attached()
 
     # ---- construction -------------------------------------------------------------------------------------------
@@ -115,24 +141,54 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         for unit in self._hooked:
             unit.build(factory, model)
         checks.refuse_hidden_momentum(self._hooked, self.schedule)
+        checks.refuse_unstackable(self._hooked)
+        self.slices_with_fp32_state = checks.warn_of_fp32_slices(self._hooked)
         self._end = [Inner(factory(rest, model), rest)] if rest else []
         self._inners = [inner for unit in self._hooked for inner in unit.inners] + self._end
         self._kind = "+".join(sorted({type(inner.optimizer).__name__ for inner in self._inners}))
 
-    def _attach(self) -> list[Any]:
-        for unit in self._hooked:
-            for hook in (unit.parameter._post_accumulate_grad_hooks or {}).values():
-                if getattr(hook, "func", None) is _fire and hook.args[0]() is not None:
-                    raise UserError(f"{unit.name} already has an in-backward optimizer: call its detach() first")
-        handles, me = [], weakref.ref(self)
+    def _watched_for_changes(self) -> list[tuple[str, Parameter]]:
+        """Whose gradients a clip line of the loop's own would spoil: kept ones of joint norms, unclipped experts."""
+        spread = isinstance(self._given, nn.parallel.DistributedDataParallel) or self._reduction is not None
+        if spread or any(parallel.is_sharded(o.parameter) for o in self._owned) or self.max_grad_norm is None:
+            return []
+        if first_step.changes_matter(self.schedule.clip):
+            return [pair for inner in self._end for pair in inner.named]
+        if self.schedule.in_backward == "none" and self.schedule.clip == "non_expert":
+            return [(o.name, o.parameter) for o in self._owned if o.expert is not None]
+        return []
+
+    def _make_guard(self, mode: str | None, check: str) -> tuple[nonfinite.Guard | None, list[Any]]:
+        """The guard against non-finite gradients and the handles of what it watches; ``(None, [])`` for ``off``."""
+        if self.needs_prepare:
+            checks.refuse_to_guard_momentum(mode)
+            mode = "off"
+        self.on_nonfinite = mode or "skip"
+        if mode == "off":
+            return None, []
+        guard = nonfinite.Guard(self.on_nonfinite)
+        self._clip.guarded = True
+        full = check == "full" or self._reduction is not None or self._clip.joint
+        sharded = any(parallel.is_sharded(o.parameter) for o in self._owned)
+        if full or sharded or isinstance(self._given, nn.parallel.DistributedDataParallel):
+            return guard, []
+        return guard, guard.watch(self._attachment.leaves({id(p) for p in self.expert_parameters}))
+
+    def _attach(self, handles: list[Any]) -> list[Any]:
+        checks.own(self._owned, self)
+        me, others = weakref.ref(self), list(handles)
+        handles = []
         for index, unit in enumerate(self._hooked):
             handles.append(unit.parameter.register_post_accumulate_grad_hook(functools.partial(_fire, me, index)))
+        handles += others
         weakref.finalize(self, _remove, handles)
         return handles
 
     def detach(self) -> None:
         """Remove the hooks: the model trains as before, and another optimizer can be attached."""
         _remove(self._handles)
+        self._first.close()
+        checks.disown(self._owned, self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only for the constructor: a parameter added later would have no hook. Raises UserError afterwards."""
@@ -158,6 +214,8 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         if unit.firings > self.accumulation:
             raise checks.too_many_firings(unit, self.accumulation)
         if self.hook_firings == 0:
+            if not self.gradients_are_unscaled:
+                first_step.refuse_scaled_loss(self.schedule.name)
             checks.refuse_reentrant(self._attachment.model)
             checks.refuse_local_gradients(unit, self.gradients_are_reduced or self._reduction is not None)
         self.hook_firings += 1
@@ -171,21 +229,45 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         with named_range(CLIP):
             use_now = self._clip.on_gradient(unit)
         if not use_now:
+            if self._guard is not None and unit.parameter.grad is None and self.passes > 1:
+                self._guard.forget(unit.parameter)
             return
+        verdict = self._verdict(unit)
         with named_range(OPTIMIZER):
             if self._folds:
-                fold.fold_in(unit, first=unit.firings == 1)
+                unit.spoiled |= nonfinite.decide(verdict)
+                if not unit.spoiled:
+                    fold.fold_in(unit, first=unit.firings == 1)
             else:
-                self.optimizer_calls += unit.update()
+                self.optimizer_calls += unit.update(self._guard, verdict)
         unit.parameter.grad = None
+
+    def _verdict(self, unit: HookedTensor) -> nonfinite.Verdict:
+        """Whether the gradient at hand of a hooked tensor must not be used."""
+        if self._guard is None:
+            return False
+        known = self._clip.norm_of(unit) if not self.gradients_are_reduced else None
+        if self.gradients_are_reduced:  # by somebody else: dL/dy is this process's own
+            self._guard.forget(unit.parameter)
+        with named_range(CLIP):
+            return self._guard.verdict(unit.name, unit.parameter, known)
 
     def clip_gradients(self) -> ClipReport:
         """Clip what the schedule names, once a step; ``step`` does it if the loop did not."""
         if not self._clipped:
+            self._check_unchanged()
             with named_range(CLIP):
                 self.last_clip = self._clip.finish()
             self._clipped = True
         return self.last_clip
+
+    def _check_unchanged(self) -> None:
+        """First step: no clip of the loop's own came before. Raises UserError where the joint norm would be wrong."""
+        changed = self._first.changed()
+        if changed and first_step.changes_matter(self.schedule.clip):
+            raise UserError(first_step.clip_line_hint(changed, self.schedule.clip))
+        if changed:
+            warnings.warn(first_step.clip_line_hint(changed, self.schedule.clip), stacklevel=3)
 
     def _clip_parameters(self, scope: str) -> list[Parameter]:
         """Whose gradients are clipped together, in model order. Expert momentum (MESH) stays out of every norm."""
@@ -212,27 +294,51 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self._check_hooks()
         checks.check_hooks_worked(self._hooked)
         self.clip_gradients()
-        with_grad = {id(o.parameter) for o in self._owned if o.parameter.grad is not None} if first else set()
+        self._clip.check_unscaled()
+        with_grad = self._arrived(first)
         with named_range(OPTIMIZER):
             self._update_late()
+            verdict = self._verdict_at_end()
             for inner in self._end:
-                inner.step()
-                self.optimizer_calls += 1
-        if first:
+                self.optimizer_calls += inner.step(self._guard, verdict)
+        if first and not (self._guard and self._guard.skipped_here):
             checks.check_all_stepped(self._hooked, self._end, with_grad)
             self._checked = True
+            self._first.close()
         self.steps += 1
-        self.abandon_step()
+        try:
+            if self._guard is not None:
+                self._guard.finish()
+        finally:
+            self.abandon_step()
         return loss
+
+    def _arrived(self, first: bool) -> set[int]:
+        """Ids of parameters that have a gradient to be used at the end of the step: all in the first step, else one."""
+        hidden = {id(p) for i in self._inners for p in getattr(i.optimizer, "hidden_parameters", ())}
+        fired = {id(u.parameter) for u in self._hooked if u.firings}
+        there = (id(o.parameter) for o in self._owned if o.parameter.grad is not None and id(o.parameter) not in hidden)
+        left = set(there) if first else set(itertools.islice(there, 1))
+        if first:
+            left |= hidden
+        first_step.check_gradients_arrived(self._owned, left | fired, self._first.ran if first else None)
+        return left
+
+    def _verdict_at_end(self) -> nonfinite.Verdict:
+        """Whether the gradients that are left at the end of the step must not be used."""
+        if self._guard is None:
+            return False
+        named = [pair for inner in self._end for pair in inner.named]
+        return self._guard.verdict_at_end(named, self._clip.ids, self.last_clip.norm)
 
     @torch.no_grad()
     def _update_late(self) -> None:
         """Hooked tensors whose update had to wait: for the norm, or for the last micro-batch to be folded."""
         for unit in self._clip.pending():
-            self.optimizer_calls += unit.update()
+            self.optimizer_calls += unit.update(self._guard, self._verdict(unit))
             unit.parameter.grad = None
         for unit in self._hooked if self._folds else ():
-            if unit.firings:
+            if unit.firings and not unit.spoiled:
                 self.optimizer_calls += fold.apply(unit)
 
     @property
@@ -267,13 +373,21 @@ class ScheduledOptimizer(torch.optim.Optimizer):
             unit.firings = 0
         replay.restore()
         yield 1
+        self.clip_gradients()  # now, so that a clip_grad_norm_ line of the loop's own finds nothing to do
 
     def abandon_step(self) -> None:
         """Forget an unfinished step, after an exception inside forward or backward (updates already made stay)."""
         self._clipped = False
         self._clip.reset()
+        if self._guard is not None:
+            self._guard.reset()
         for unit in self._hooked:
-            unit.firings = 0
+            unit.firings, unit.spoiled = 0, False
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates of tensors that were left out so far because a gradient was not finite; waits for the device."""
+        return 0 if self._guard is None else self._guard.skipped
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients; an inner optimizer with a ``zero_grad`` of its own (hidden momentum) decides for its own."""
@@ -345,6 +459,11 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         Raises:
             UserError: missing or unknown parameter names, shapes or groups that differ, another optimizer's state.
         """
+        if is_torch_state(state_dict):
+            raise UserError(
+                "optimizer state lacks format, optimizer, steps: it is a plain torch optimizer's; load what "
+                "sonar_repro.from_torch_state(state_dict, optimizer) makes of it"
+            )
         states.check_format(state_dict, self._kind)
         states.check_names(state_dict, {o.name: tuple(o.parameter.shape) for o in self._owned})
         states.check_groups(state_dict, states.dump_groups(self.param_groups, self._names))
@@ -356,16 +475,14 @@ class ScheduledOptimizer(torch.optim.Optimizer):
         self.abandon_step()
 
     @property
-    def state(self) -> dict[Parameter, dict[str, Any]]:
-        """The inner optimizers' states by parameter, gathered on each access."""
-        if not getattr(self, "_ready", False):
-            return {}
-        by_name = states.named_states(self._hooked, self._end)
-        return {o.parameter: by_name[o.name] for o in self._owned if by_name[o.name]}
+    def state(self) -> StateView:
+        """The inner optimizers' states by parameter; changing it changes theirs (:class:`.state_view.StateView`)."""
+        return StateView(*((self._owned, self._hooked, self._end) if getattr(self, "_ready", False) else ((), (), ())))
 
     @state.setter
     def state(self, value: Any) -> None:
-        """Ignored: the base class assigns an empty mapping; the states live in the inner optimizers."""
+        if getattr(self, "_ready", False):  # the base class's constructor assigns an empty mapping
+            self.state.replace(value)
 
     def optimizer_state_bytes(self) -> int:
         """Bytes of all tensors that the inner optimizers hold (the local part of sharded ones)."""

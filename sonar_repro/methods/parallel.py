@@ -40,6 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UserError
 from ..models.experts import find_expert_tensors
+from . import group_end
 from .attachment import canonical_name
 from .inner import HookedTensor, Inner
 from .schedule import SHARDED_CLIPS, Schedule
@@ -101,6 +102,7 @@ def _replicated(model: nn.Module, schedule: Schedule, timeout_s: float, options:
     group = options.get("process_group") or dist.group.WORLD
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     experts = {tensor.name for tensor in find_expert_tensors(model)}
+    group_end.end_at_exit(group)
     left_out = {"none": set(), "experts": experts, "all": set(trainable)}[schedule.in_backward]
     _REDUCED[model] = _Reduced(frozenset(map(canonical_name, left_out)), group, timeout_s)
     whole = left_out == set(trainable)  # nothing would be left to DDP, which refuses that
@@ -110,7 +112,9 @@ def _replicated(model: nn.Module, schedule: Schedule, timeout_s: float, options:
         return model
     if left_out:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted(left_out))
-    return DistributedDataParallel(model, **options)
+    wrapper = DistributedDataParallel(model, **options)
+    group_end.hold_group(wrapper)
+    return wrapper
 
 
 def _sharded(model: nn.Module, options: dict[str, Any]) -> nn.Module:
@@ -124,6 +128,8 @@ def _sharded(model: nn.Module, options: dict[str, Any]) -> nn.Module:
             options["mesh"] = init_device_mesh(device, (dist.get_world_size(),))
     if here == options["mesh"].device_type:
         _broadcast(model.state_dict(keep_vars=True), options["mesh"].get_group())
+    for group in options["mesh"].get_all_groups():
+        group_end.end_at_exit(group)
     for module in _blocks(model):
         fully_shard(module, **options)
     return fully_shard(model, **options)
@@ -240,6 +246,8 @@ def reduction_for(given: nn.Module, model: nn.Module, units: Sequence[HookedTens
     Raises:
         UserError: a hooked tensor that DDP averages itself, after its hook; one that is left to a hook it has not got.
     """
+    if isinstance(given, DistributedDataParallel):
+        group_end.hold_group(given)  # one that data_parallel did not make
     mark = _REDUCED.get(model)
     names = [unit.name for unit in units]
     covered = mark is not None and mark.names >= set(names)

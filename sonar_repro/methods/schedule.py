@@ -10,6 +10,9 @@ from ..errors import UserError
 IN_BACKWARD = ("none", "experts", "all")
 GRANULARITY = ("tensor", "expert")
 ACCUMULATION_MODES = ("standard", "update_each", "fold")
+#: What a gradient that is not finite does, and what is looked at (methods/nonfinite.py).
+NONFINITE_MODES = ("skip", "raise", "off")
+NONFINITE_CHECKS = ("incoming", "full")
 #: Ways of clipping that know sharded gradients (FSDP2): joint norms of what is left at the end of backward.
 SHARDED_CLIPS = ("all", "non_expert", "none")
 

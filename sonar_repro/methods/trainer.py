@@ -126,6 +126,21 @@ class ScheduledTrainerMixin:
         super().__init__(*args, **kwargs)
         self.add_callback(ScheduledOptimizerCallback(trainer_clips_through_optimizer=True))
 
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Trainer's; ``optimizer_cls_and_kwargs=(ScheduledOptimizer, {...})`` without a model gets the trainer's own.
+
+        That is the way in with ``model_init``, which makes the model later, and again for every trial.
+        """
+        given = self.optimizer_cls_and_kwargs
+        if given is None or given[0] is not ScheduledOptimizer or (given[1].get("model") and not self.model_init):
+            return super().create_optimizer(*(() if model is None else (model,)))
+        made = self.model if model is None else model
+        self.optimizer_cls_and_kwargs = (given[0], {**given[1], "model": made})
+        try:
+            return super().create_optimizer(*(() if model is None else (model,)))
+        finally:
+            self.optimizer_cls_and_kwargs = given
+
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Forward and backward, as often as the method needs; the loss of the last pass."""
         for _ in unwrap(self.optimizer).backward_passes():

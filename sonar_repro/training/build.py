@@ -43,6 +43,8 @@ def make_optimizer(config: Config, model: torch.nn.Module) -> ScheduledOptimizer
         max_grad_norm=method.max_grad_norm,
         accumulation=config.accumulation,
         accumulation_mode=accumulation_mode(config),
+        on_nonfinite=method.on_nonfinite,
+        nonfinite_check=method.nonfinite_check,
         **method.options,
     )
 
@@ -156,10 +158,13 @@ def saving_bound(expert_parameters: int, parameters: int, layers: int) -> float:
 def counts_of(optimizer: ScheduledOptimizer, steps: int, skipped: int, accumulation: int) -> dict[str, Any]:
     """The record's ``counts``: measured optimizer calls and hook firings over the steps that ran."""
     updates = accumulation if optimizer.accumulation_mode == "update_each" else 1
+    guarded = {} if optimizer.on_nonfinite == "off" else {"skipped_tensors": optimizer.skipped_updates}
     return {
         "steps": steps,
         "skipped_steps": skipped,
         "optimizer_calls_per_step": optimizer.optimizer_calls / steps if steps else None,
         "hook_firings_per_step": optimizer.hook_firings / steps if steps else None,
         "updates_per_step": updates,
+        **guarded,
+        **({"slices_with_fp32_state": optimizer.slices_with_fp32_state} if optimizer.slices_with_fp32_state else {}),
     }

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 from analysis_helpers import FOUR, SONAR, G, arm
 
@@ -16,7 +17,7 @@ from sonar_repro.errors import UserError
 
 
 def run(*arguments: str, **kwargs) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "analysis", *arguments], capture_output=True, text=True, **kwargs)
+    return processes.python("-m", "analysis", *arguments, **kwargs)
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_analysis_imports_neither_torch_nor_hydra(runs: Path, tmp_path: Path):
         "for c in ('tables', 'figures', 'claims', 'report'): main([c, *where])\n"
         "print('LOADED', sorted(m for m in ('torch', 'hydra', 'transformers', 'datasets') if m in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = processes.python("-c", code, check=True)
     assert done.stdout.strip().endswith("LOADED []"), done.stdout[-300:]
 
 
@@ -105,7 +106,7 @@ def test_claims_are_written_for_people_and_for_tools(runs: Path, tmp_path: Path,
 
 def test_a_closed_pipe_is_no_traceback(runs: Path, tmp_path: Path):
     command = f"{sys.executable} -m analysis tables --print --runs {runs} --out {tmp_path / 'out'} | head -c 10"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    done = processes.run(["bash", "-c", command])
     assert "Traceback" not in done.stderr
 
 

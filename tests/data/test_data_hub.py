@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
 import yaml
 from data_sets import data_config
@@ -38,7 +37,7 @@ def in_subprocess(code, **environment):
     keep = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     roots = os.pathsep.join(map(str, (Path(__file__).parents[2], Path(__file__).parents[1] / "support")))
     environment = {**keep, "PYTHONPATH": roots, **environment}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = processes.python("-c", code, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

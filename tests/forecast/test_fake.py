@@ -1,8 +1,6 @@
 """Building any batched-expert model on fake tensors, and the one-line refusals of what cannot run so."""
 
-import subprocess
-import sys
-
+import processes
 import pytest
 import torch
 from transformers import AutoConfig
@@ -146,7 +144,7 @@ assert not [finder for finder in sys.meta_path if type(finder).__module__.starts
 
 def test_bitsandbytes_is_patched_when_imported_and_not_imported_for_nothing():
     pytest.importorskip("bitsandbytes")
-    done = subprocess.run([sys.executable, "-c", BITSANDBYTES], capture_output=True, text=True)
+    done = processes.python("-c", BITSANDBYTES)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,10 +1,9 @@
 """Measuring the host: the correction, the file, and that it sees the operators that a forecast sees."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
+import processes
 import pytest
 
 from sonar_repro.forecast import footprints, host_costs, measure_host
@@ -72,7 +71,6 @@ def test_committed_hosts_hold_the_papers_operators():
 
 
 def test_a_wrong_command_is_one_line():
-    command = [sys.executable, "-m", "sonar_repro.forecast.measure_host"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = processes.python("-m", "sonar_repro.forecast.measure_host")
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert "give one file to write" in done.stderr

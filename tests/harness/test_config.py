@@ -1,10 +1,9 @@
 """The Hydra tree: every file composes, every mistake is one line and exit code 2, identities are stable."""
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 from composing import composed, run_main
 
@@ -251,7 +250,7 @@ def test_help_and_config_errors_import_no_torch():
     )
     root = Path(__file__).parents[2]
     for argv, expected in ((["--help"], 0), (["model=olmo"], 2), (["+experiment=table1", "dry_run=true"], 0)):
-        done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=root)
+        done = processes.python("-c", code, *argv, cwd=root)
         assert done.returncode == expected, (argv, done.stderr)
 
 
@@ -259,6 +258,6 @@ def test_help_is_what_hydra_would_print():
     """With an override Hydra itself prints it."""
     said = []
     for argv in (["--help"], ["-h"], ["--help", "seed=42"]):
-        done = subprocess.run([sys.executable, "-m", "sonar_repro", *argv], capture_output=True, text=True, check=True)
+        done = processes.python("-m", "sonar_repro", *argv, check=True)
         said.append(done.stdout)
     assert said[0] == said[1] == said[2] and "method: optimizer_in_backward, sonar" in said[0]

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
+import processes
 import pytest
 
 from sonar_repro import records
@@ -107,7 +107,7 @@ def test_wheels_are_unpacked_for_this_process_and_its_children(tmp_path, monkeyp
     wheel(tmp_path / "wheels", "only_here-1.0-py3-none-any.whl", {"only_here_package/__init__.py": "value = 7"})
     assert bootstrap.use_wheels(tmp_path / "wheels", tmp_path / "site") == ["only_here-1.0-py3-none-any.whl"]
     code = "import only_here_package; print(only_here_package.value)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "7\n"
+    assert processes.python("-c", code).stdout == "7\n"
     assert os.environ["PYTHONPATH"].endswith("/elsewhere")
 
 
@@ -195,9 +195,7 @@ def test_the_whole_script_runs_on_a_cpu_without_datasets(tmp_path):
     (tmp_path / "datasets.py").write_text("raise ImportError('datasets was imported')\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = [sys.executable, "-m", "sonar_repro.gpu_check", "--dry", "--only", "per_expert", "--out", "out.tar.gz"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600
-    )
+    done = processes.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sonar_per_expert: ok" in done.stdout and "kernels against eager" in done.stdout
     with tarfile.open(tmp_path / "out.tar.gz") as archive:

@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from processes import LIMIT_S, started
 
 from sonar_repro import records
 from sonar_repro.config.schema import Config, from_dict
@@ -20,13 +20,14 @@ VARYING = ("started_unix", "wall_s")
 
 
 def sweep(runs, *more):
+    """A context manager of the sweep's process."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
     command = [sys.executable, "-m", "sonar_repro", "-m", *SWEEP, f"runs_dir={runs}", f"hydra.sweep.dir={runs}/hydra"]
-    return subprocess.Popen([*command, *more], cwd=runs.parent, env=environment, stdout=-1, stderr=-1, text=True)
+    return started([*command, *more], environment, cwd=runs.parent, stdout=-1, stderr=-1, text=True)
 
 
 def finished(process):
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     return err
 
@@ -49,9 +50,9 @@ def test_two_workers_leave_the_records_of_a_run_in_turn(tmp_path, launcher):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     turn, spread = tmp_path / "turn", tmp_path / "spread"
-    first, second = sweep(turn), sweep(spread, *launcher)
-    finished(first)
-    lines = finished(second)
+    with sweep(turn) as first, sweep(spread, *launcher) as second:
+        finished(first)
+        lines = finished(second)
     assert comparable(spread) == comparable(turn) and len(comparable(turn)) == 6
     assert lines.count("  ok  ") == 6
     for folder in (turn, spread):
@@ -61,8 +62,8 @@ def test_two_workers_leave_the_records_of_a_run_in_turn(tmp_path, launcher):
 @pytest.mark.slow
 def test_two_commands_over_the_same_arms_run_each_once(tmp_path):
     runs = tmp_path / "runs"
-    both = [sweep(runs), sweep(runs)]
-    assert sum(finished(process).count("recorded") for process in both) >= 1
+    with sweep(runs) as first, sweep(runs) as second:
+        assert sum(finished(process).count("recorded") for process in (first, second)) >= 1
     assert [p.read_text() for p in runs.glob("*/*/*/runs.txt")] == ["ran\n"] * 6
 
 
@@ -101,7 +102,7 @@ def test_a_worker_waits_for_a_card_and_takes_all_or_none(tmp_path, monkeypatch):
         waiting.start()
         with gpu_locks.taken(1, ["0", "1"], tmp_path) as free:  # the one that waits for two holds none
             assert free == ["1"] and got == []
-    waiting.join(timeout=10)
+    waiting.join(timeout=LIMIT_S)
     assert got == [["0", "1"]]
 
 
@@ -118,7 +119,7 @@ def test_two_arms_at_once_have_a_card_each(tmp_path, monkeypatch):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(timeout=120)
+        worker.join(timeout=LIMIT_S)
     found = [records.load(arm.record_path) for arm in arms]
     assert {r["model"]["card"] for r in found} == {"4", "7"}
     for a in found:

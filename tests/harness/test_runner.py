@@ -4,12 +4,12 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from processes import alive, started, within_limit
 
 from sonar_repro import records
 from sonar_repro.config.schema import Config, from_dict
@@ -62,10 +62,10 @@ def test_an_ok_record_is_strict_json_with_its_log(tmp_path):
 
 
 def test_a_stalled_arm_is_killed_and_recorded(tmp_path):
-    started = time.monotonic()
+    begun = time.monotonic()
     record = run(arm_for("stalls", tmp_path, stall_timeout_s=3.0))
     assert record["status"] == "crashed" and record["error"]["type"] == "Stalled"
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - begun < 60
 
 
 def test_final_records_are_not_run_again_and_others_are(tmp_path):
@@ -116,20 +116,10 @@ def test_children_die_with_a_killed_parent(tmp_path):
     script.write_text(code)
     harness = str(Path(__file__).parents[1] / "support")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([harness, str(Path(__file__).parents[2])])}
-    parent = subprocess.Popen(
-        [sys.executable, str(script), harness, json.dumps(dataclasses.asdict(arm.config))], env=env
-    )
     pid_file = arm.folder / "child.pid"
-    deadline = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    child = int(pid_file.read_text())
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
-            break
-        time.sleep(0.1)
-    alive = Path(f"/proc/{child}").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z"
-    assert not alive
+    with started([sys.executable, str(script), harness, json.dumps(dataclasses.asdict(arm.config))], env) as parent:
+        assert within_limit(lambda: pid_file.exists() and pid_file.read_text())
+        child = int(pid_file.read_text())
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert within_limit(lambda: not alive(child))

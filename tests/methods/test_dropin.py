@@ -2,10 +2,10 @@
 
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from tiny_moe import differing, weights
@@ -38,7 +38,7 @@ def test_data_parallel_example_learns_and_the_exact_methods_agree(mode):
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
         words = [sys.executable, *launcher, "--rdzv-endpoint=localhost:0", str(example), mode, method]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+        done = processes.run(words, env=environment)
         assert done.returncode == 0, done.stderr
         when = "inside backward in 4" if method == "sonar" else "at the end"
         assert (
@@ -122,6 +122,32 @@ def test_trainer_accumulates_when_told(trainer, tmp_path):
     )
     run.train()
     assert (run.optimizer.optimizer.hook_firings, run.optimizer.optimizer.optimizer_calls) == (2 * 2 * 4, 2 * 5)
+
+
+@pytest.mark.parametrize("method", ["sonar", "sonar_exact_clip"])
+def test_trainer_with_model_init_makes_the_optimizer_on_the_model_it_makes(trainer, tmp_path, method):
+    """``optimizers=`` is refused with ``model_init``; without a model in the kwargs the trainer's own is taken."""
+
+    def run(**model):
+        torch.manual_seed(0)
+        kwargs = {"factory": make_factory("adamw", lr=1e-2), "schedule": method}
+        return trainer.ScheduledTrainer(
+            args=trainer.make_arguments(str(tmp_path), max_steps=3, save_steps=9),
+            train_dataset=trainer.make_data(),
+            data_collator=trainer.collate,
+            optimizer_cls_and_kwargs=(ScheduledOptimizer, {**kwargs, **model.pop("more", {})}),
+            **model,
+        )
+
+    made = run(model_init=lambda: trainer.make_model())
+    made.train()
+    first = weights(made.model)
+    model = trainer.make_model()
+    given = run(model=model, more={"model": model})
+    given.train()
+    assert differing(first, weights(given.model)) == []
+    made.train()  # another trial: another model, and an optimizer on it
+    assert differing(first, weights(made.model)) == [] and made.optimizer.optimizer.steps == 3
 
 
 def test_norm_that_nothing_measured_is_not_logged_as_zero(trainer, tmp_path):

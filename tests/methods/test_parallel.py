@@ -29,7 +29,7 @@ TENSORS = 2 * LAYERS
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     """Both ranks' results of every run, from one pair of processes."""
-    return on_two_ranks(equality, tmp_path_factory.mktemp("ranks"), timeout_s=400)
+    return on_two_ranks(equality, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -140,13 +140,13 @@ def test_rank_0_on_fake_tensors_allocates_what_rank_0_does(ranks, mode, method):
     ],
 )
 def test_a_hook_that_does_not_fire_on_one_rank_is_an_error_on_both(tmp_path, work, places):
-    for said in on_two_ranks(work, tmp_path, timeout_s=60):
+    for said in on_two_ranks(work, tmp_path):
         assert "a hook did not fire on every rank" in said and "\n" not in said
         for place in places:
             assert place in said
 
 
 def test_a_rank_without_any_hook_is_waited_for_and_named(tmp_path):
-    first, second = on_two_ranks(skips_all, tmp_path, timeout_s=60)
+    first, second = on_two_ranks(skips_all, tmp_path)
     assert "rank 0 is at the gradient of model.layers.2" in first and "after at most 3 s" in first
     assert "no in-backward hook fired" in second

@@ -1,8 +1,6 @@
 """The three knobs: named methods, refusals before a model exists, and no torch for whoever only checks a config."""
 
-import subprocess
-import sys
-
+import processes
 import pytest
 
 from sonar_repro.errors import UserError
@@ -57,4 +55,4 @@ def test_methods_are_distinct():
 
 def test_checking_a_schedule_loads_no_torch():
     code = "import sys, sonar_repro; sonar_repro.Schedule.named('sonar'); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert processes.python("-c", code).returncode == 0

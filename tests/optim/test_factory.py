@@ -1,8 +1,6 @@
 """The factory: names, hyperparameters, working fused kernels, and Lion against its paper."""
 
-import subprocess
-import sys
-
+import processes
 import pytest
 import torch
 from torch import nn
@@ -57,7 +55,7 @@ def test_looking_at_the_registry_loads_no_torch():
     code = (
         "import sys, sonar_repro.optim.factory as f; f.make_factory('adamw', lr=1e-3); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert processes.python("-c", code).returncode == 0
     assert set(REGISTRY) >= {"adamw", "adamw8bit", "sgd", "lion", "mesh", "mesh_b", "direct", "sage", "sinkgd"}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import nullcontext
 
+import processes
 import pytest
 import torch
-import torch.multiprocessing as mp
 from tiny_whale import Toy, mesh, run, toy_data
 
 pytestmark = pytest.mark.slow
@@ -28,8 +27,11 @@ RUNS = {
 def _one_run(rank: int, variant: str, accumulation: int, fault: str) -> dict:
     from torch.nn.parallel import DistributedDataParallel
 
+    from sonar_repro.methods.group_end import hold_group
+
     toy = Toy()
     model = DistributedDataParallel(toy, gradient_as_bucket_view=fault == "bucket_view")
+    hold_group(model)
     optimizer = mesh(toy, variant)
     data = toy_data(2 * STEPS * accumulation)[rank::2]
     error = ""
@@ -65,10 +67,7 @@ def _all_runs(rank: int, port: int, folder: str) -> None:
 def ranks(tmp_path_factory) -> list[dict]:
     """The results of both ranks for every run, from one pair of processes."""
     folder = tmp_path_factory.mktemp("ddp")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(_all_runs, (port, str(folder)), nprocs=2)
+    processes.spawn(_all_runs, (processes.free_port(), str(folder)))
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 

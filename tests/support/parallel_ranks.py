@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
-import time
 from pathlib import Path
 
+import processes
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from tiny_moe import batches, build, tiny_model, train, weights
 
 from sonar_repro import data_parallel, find_expert_tensors
@@ -138,17 +136,7 @@ def _worker(rank: int, work, port: int, folder: str) -> None:
     os._exit(0)  # after a fault, collectives of DDP are still under way
 
 
-def on_two_ranks(work, folder: Path, timeout_s: float = 120.0) -> list:
+def on_two_ranks(work, folder: Path, timeout_s: float = processes.LIMIT_S) -> list:
     """``work(rank)`` of both ranks, from two processes; a hang is an error."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    end = time.monotonic() + timeout_s
-    context = mp.spawn(_worker, (work, port, str(folder)), nprocs=2, join=False)
-    try:
-        while not context.join(timeout=end - time.monotonic()):  # returns when one process has ended
-            assert time.monotonic() < end, f"a rank hangs after {timeout_s} s"
-    finally:
-        for process in context.processes:
-            process.kill()
+    processes.spawn(_worker, (work, processes.free_port(), str(folder)), timeout_s=timeout_s)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
