@@ -24,6 +24,7 @@ SCHEMA_VERSION = "1.0"
 STATUSES = ("ok", "oom", "failed", "crashed", "unsupported")
 FINAL = ("ok", "oom")  # what counts as recorded
 SECTIONS = ("environment", "data", "model", "counts", "memory", "time", "loss", "grad_norm", "weights", "timeline")
+WEIGHTS_FILE, MODEL_FOLDER = "weights.safetensors", "model"  # what an arm may leave beside its record
 REQUIRED = ("schema_version", "arm_id", "arm", "fingerprint", "status")
 
 

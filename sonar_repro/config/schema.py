@@ -125,6 +125,9 @@ class DataConfig:
         return max(self.train_examples or 0, self.heldout_range[1] if self.heldout_count else 0)
 
 
+START = "start"  # in place of a method's name: the weights before any training
+
+
 @dataclass
 class TaskConfig:
     """What is done with the arm."""

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..instruments.tracker import REGIONS, EventLog
+from ..instruments.events import REGIONS, EventLog
 
 KIB, MIB = 1 << 10, 1 << 20
 MIN_BLOCK = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..instruments.tracker import OWNERS, REGIONS, EventLog
+from ..instruments.events import OWNERS, REGIONS, EventLog
 from .allocator import CachingAllocator, Continuation
 
 #: A module's kind by the first of these words in its qualified name; activations are told apart by it.

@@ -105,11 +105,11 @@ def forecast_arm(config: Config, cards: Sequence[GpuConfig]) -> Fit:
         breakdown=peak.with_fragmentation(measured["peak_reserved_bytes"]),
         peak_when=peak.when,
         parameters=model["parameters"],
-        cards=[_on_card(card, meter, allocated, reserved, times.get(card.name)) for card in cards],
+        cards=[on_card(card, meter, allocated, reserved, times.get(card.name)) for card in cards],
     )
 
 
-def _on_card(card: GpuConfig, meter: Any, allocated: int, reserved: int, time: dict[str, Any] | None) -> OnCard:
+def on_card(card: GpuConfig, meter: Any, allocated: int, reserved: int, time: dict[str, Any] | None) -> OnCard:
     """The allocator gives its cache back at the limit, so what decides is a replay under it."""
     usable = int((card.memory_gb - card.context_gb) * 1e9)
     fits, held = True, reserved

@@ -108,13 +108,7 @@ class ForecastMeter(TrackerMeter):
 
         def record(length: int | Sequence[int]) -> None:
             lengths = list(length) if isinstance(length, Sequence) else [length] * accumulation
-            self._recorded.append(lengths)
-            self.tracker.step(len(self._recorded))
-            if self.recorder is not None and len(self._recorded) > 1:
-                self.recorder.step(lengths)
-            step(self._micro_batches(environment, batch_size, lengths, padded))
-            if self.recorder is not None:
-                self.recorder.end()
+            self._record(lengths, lambda: step(self._micro_batches(environment, batch_size, lengths, padded)))
 
         self.phase("warmup")
         record(drawn[0])
@@ -142,16 +136,21 @@ class ForecastMeter(TrackerMeter):
     def run_steps(self, step: Callable[[], Any], steady: int = 2) -> None:
         """Record the first step and ``steady`` more of the same shape; nothing is drawn behind them."""
         self._template, self._steps, self._report = None, [], None
-        self._recorded = [[1] for _ in range(1 + steady)]
+        self._recorded = []
         for index in range(1 + steady):
             self.phase("warmup" if index == 0 else "measured")
-            self.tracker.step(index + 1)
-            if self.recorder is not None:
-                self.recorder.step([1])
-            step()
-            if self.recorder is not None:
-                self.recorder.end()
+            self._record([1], step)
         self.tracker.step("end")
+
+    def _record(self, lengths: list[int], step: Callable[[], Any]) -> None:
+        """One step, told to the tracker and, behind the first, to the recorder of its operators."""
+        self._recorded.append(lengths)
+        self.tracker.step(len(self._recorded))
+        if self.recorder is not None and len(self._recorded) > 1:
+            self.recorder.step(lengths)
+        step()
+        if self.recorder is not None:
+            self.recorder.end()
 
     def report(self) -> AllocatorReport:
         """The replay, made once; without a template (``sequence["reason"]`` says why) of the recorded steps only."""

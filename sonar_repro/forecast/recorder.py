@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..instruments.tracker import OPTIMIZER
+from ..instruments.events import OPTIMIZER
 from ..methods import ranges
 from .declared_work import Kernel, listening
 from .kernel_model import CHUNK, KernelModel, Work, foreach_group

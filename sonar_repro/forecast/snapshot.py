@@ -11,7 +11,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from ..instruments.tracker import OWNERS, REGIONS, EventLog
+from ..instruments.events import OWNERS, REGIONS, EventLog
 from .allocator import CachingAllocator
 
 PROTOCOL = 4

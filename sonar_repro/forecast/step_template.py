@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..instruments.tracker import EventLog
+from ..instruments.events import EventLog
 
 
 class NoTemplate(ValueError):

@@ -8,4 +8,4 @@ import transformers
 import transformers.models.granitemoe.modeling_granitemoe
 import transformers.models.olmoe.modeling_olmoe  # noqa: F401
 
-import sonar_repro.training.train  # noqa: F401
+from ..training import train  # noqa: F401

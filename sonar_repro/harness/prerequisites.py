@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib.util
 
 from omegaconf import OmegaConf
 
-from ..config.schema import Config, MethodConfig, TaskConfig, conf_dir
+from ..config.schema import START, Config, MethodConfig, TaskConfig, conf_dir
 from ..errors import UserError
-
-START = "start"  # in place of a method's name: the weights before any training
-WEIGHTS_FILE = "weights.safetensors"
-MODEL_FOLDER = "model"
+from ..records import MODEL_FOLDER, WEIGHTS_FILE
 
 
 def load_method(name: str, key: str) -> MethodConfig:
@@ -59,16 +55,6 @@ def check_weights(config: Config) -> None:
             f"scale={config.scale.name}: has shapes and no weights, and task={config.task.name} reads weights; "
             "use scale=smoke or scale=paper"
         )
-
-
-def missing_library(config: Config) -> str | None:
-    """Why this arm cannot run here whatever runs before it; known before an hour of training. None if it can."""
-    if config.task.name != "downstream":
-        return None
-    missing = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
-    if missing:
-        return f"task=downstream: {' and '.join(missing)} not installed; pip install 'sonar_repro[eval]'"
-    return None
 
 
 def _training(config: Config, method: str, key: str) -> Config:

@@ -18,8 +18,10 @@ from .. import records
 from ..config.identity import arm_id, axes, fingerprint
 from ..config.schema import Config
 from ..errors import UserError
+from ..records import WEIGHTS_FILE
+from ..tasks import missing_library
 from . import gpu_locks
-from .prerequisites import WEIGHTS_FILE, delivered, missing_library, prerequisites
+from .prerequisites import delivered, prerequisites
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ TASKS = {
     "compare_weights": "sonar_repro.tasks.compare_weights:run",
     "downstream": "sonar_repro.tasks.downstream:run",
 }
-
+FORECAST = "sonar_repro.forecast.task:run"  # of task=train on fake tensors
 
 # What CUDA and its libraries say when memory outside PyTorch's allocator (context, handles, workspaces) runs out.
 OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -71,13 +71,14 @@ class Reporter:
             self.connection.send(message)
 
 
-def resolve_task(name: str) -> Any:
+def resolve_task(name: str, fake: bool = False) -> Any:
     """Import a task's function: a name in TASKS, or ``module:function`` for a task of your own. UserError otherwise."""
     import importlib
 
     if name not in TASKS and ":" not in name:
         raise UserError(f"task.name={name}: runs no arm; choose one of {', '.join(TASKS)} or give module:function")
-    module, function = TASKS.get(name, name).split(":")
+    place = FORECAST if fake and name == "train" else TASKS.get(name, name)
+    module, function = place.split(":")
     return getattr(importlib.import_module(module), function)
 
 
@@ -96,7 +97,12 @@ def execute(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] | None
         return execute_here(config, reporter)
     from ..training.ranks import launch
 
-    return launch(config, reporter)
+    return launch(config, reporter, f"{__name__}:execute_rank")
+
+
+def execute_rank(config: Any, connection: Any, folder: Path) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
+    """One rank of an arm: as alone, with a connection on rank 0 only."""
+    return execute_here(config, Reporter(connection, folder))
 
 
 def execute_here(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
@@ -106,7 +112,7 @@ def execute_here(config: Any, reporter: Reporter) -> tuple[str, dict[str, Any] |
     (pytorch#27600).
     """
     try:
-        resolve_task(config.task.name)(config, reporter)
+        resolve_task(config.task.name, config.scale.device == "fake")(config, reporter)
         return "ok", None, reporter.sections
     except Exception as error:
         status = classify(error)

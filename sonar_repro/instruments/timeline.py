@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .tracker import OWNERS, REGIONS, AllocationTracker, EventLog
+from .events import OWNERS, REGIONS, EventLog
+from .tracker import AllocationTracker
 
 
 def step_timeline(log: EventLog, step: str | int, points: int = 240) -> dict[str, Any]:

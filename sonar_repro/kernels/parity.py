@@ -62,21 +62,8 @@ def check(
     values = _values(template, dtype, generator)
     module = _filled(template, values, implementation, dtype, device)
     reference = _filled(template, values, REFERENCE, torch.float32, device)
-    errors: dict[str, float] = {}
-    refused = None
-    for tokens in (TOKENS, 1):
-        batch = _batch(module, tokens, dtype, generator)
-        wanted = _run(reference, batch, torch.float32, device, backend)
-        try:
-            got = _run(module, batch, dtype, device, backend)
-        except (RuntimeError, ValueError, AssertionError) as error:
-            if tokens > 1 or isinstance(error, UserError):
-                raise
-            refused = f"{type(error).__name__}: {error}"[:200]  # no training batch has a single token
-            continue
-        for name, error in _errors(got, wanted).items():
-            errors[name] = max(error, errors.get(name, 0.0))
-    del module, reference, got, wanted
+    errors, refused = _compare(module, reference, dtype, device, backend, generator)
+    del module, reference
     _forget(device)
     bound, experts = TOLERANCE[dtype], values[_experts(template)[0][0]].shape[0]
     result = {
@@ -100,6 +87,32 @@ def check(
             "versions of its packages, or use backend=grouped_mm"
         )
     return result
+
+
+def _compare(
+    module: nn.Module,
+    reference: nn.Module,
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: str,
+    generator: torch.Generator,
+) -> tuple[dict[str, float], str | None]:
+    """The largest relative error of each quantity, and why a batch of a single token was refused (None if not)."""
+    errors: dict[str, float] = {}
+    refused = None
+    for tokens in (TOKENS, 1):
+        batch = _batch(module, tokens, dtype, generator)
+        wanted = _run(reference, batch, torch.float32, device, backend)
+        try:
+            got = _run(module, batch, dtype, device, backend)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if tokens > 1 or isinstance(error, UserError):
+                raise
+            refused = f"{type(error).__name__}: {error}"[:200]  # no training batch has a single token
+            continue
+        for name, error in _errors(got, wanted).items():
+            errors[name] = max(error, errors.get(name, 0.0))
+    return errors, refused
 
 
 def _template(config: Any, backend: str) -> nn.Module | str:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from .. import records
 from ..config.schema import Config
 from ..errors import UserError
-from ..harness.prerequisites import WEIGHTS_FILE
+from ..records import WEIGHTS_FILE
 
 
 def run(config: Config, report: Any) -> None:

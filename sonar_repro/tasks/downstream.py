@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import records
-from ..config.schema import Config
+from ..config.schema import START, Config
 from ..errors import Unsupported, UserError
-from ..harness.prerequisites import MODEL_FOLDER, START, missing_library
 from ..kernels.registry import ran_implementation
 from ..models.build import DTYPES, load_pretrained, load_tokenizer
+from ..records import MODEL_FOLDER
 from ..training.build import describe_model
 from ..training.process import environment
 from ..training.train import Training
+from . import missing_library
 
 LOCAL_TASKS = Path(__file__).parent / "downstream_data"
 BEAT_S = 1.0  # how often progress is told

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..harness.prerequisites import MODEL_FOLDER, WEIGHTS_FILE
 from ..models.experts import find_expert_tensors
+from ..records import MODEL_FOLDER, WEIGHTS_FILE
 
 FOLDER = "checkpoint"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import threading
 from pathlib import Path
@@ -17,10 +18,11 @@ from ..config.schema import Config
 PROGRESS = "progress.jsonl"
 
 
-def launch(config: Config, report: Any) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
+def launch(config: Config, report: Any, execute: str) -> tuple[str, dict[str, Any] | None, dict[str, Any]]:
     """Run ``config`` in ``parallel.processes`` workers and return rank 0's (status, error, sections).
 
-    The first worker that fails ends the group; its error is the arm's. Progress of rank 0 is passed on.
+    The first worker that fails ends the group; its error is the arm's. Progress of rank 0 is passed on. ``execute`` is
+    what each rank runs, ``module:function`` of (config, connection or None, folder): a rank imports it by this name.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -43,7 +45,7 @@ def launch(config: Config, report: Any) -> tuple[str, dict[str, Any] | None, dic
     relay = threading.Thread(target=_relay, args=(folder / PROGRESS, report, done), daemon=True)
     relay.start()
     try:
-        elastic_launch(settings, _worker)(dataclasses.asdict(config), str(folder))
+        elastic_launch(settings, _worker)(dataclasses.asdict(config), str(folder), execute)
     except ChildFailedError as error:
         failed = _outcomes(folder, failed=True)
         if not failed:
@@ -90,13 +92,14 @@ def _relay(path: Path, report: Any, done: threading.Event) -> None:
                         report.forward(kind, value)
 
 
-def _worker(config_data: dict[str, Any], folder: str) -> None:
+def _worker(config_data: dict[str, Any], folder: str, execute: str) -> None:
     """One rank: join the group, run the task, leave the outcome in a file; a failure ends the group."""
     import os
 
     from ..config.schema import from_dict
-    from ..harness.worker import Reporter, execute_here
 
+    module, function = execute.split(":")
+    run = getattr(importlib.import_module(module), function)
     config = from_dict(config_data)
     rank = int(os.environ["RANK"])
     backend = config.parallel.backend
@@ -107,7 +110,7 @@ def _worker(config_data: dict[str, Any], folder: str) -> None:
     dist.init_process_group(backend)
     try:
         connection = _ProgressFile(Path(folder) / PROGRESS) if rank == 0 else None
-        outcome = execute_here(config, Reporter(connection, Path(folder)))
+        outcome = run(config, connection, Path(folder))
         (Path(folder) / f"rank{rank}.json").write_text(json.dumps(outcome))
         if outcome[0] != "ok":
             raise RuntimeError(outcome[1]["message"])

@@ -1,4 +1,4 @@
-"""The training task: one arm from a built model to its record. Smoke and paper scale; forecasts branch off."""
+"""The training task on real tensors: one arm from a built model to its record, at smoke and paper scale."""
 
 from __future__ import annotations
 
@@ -53,11 +53,6 @@ PROFILED_STEPS = 5
 
 def run(config: Config, report: Any) -> None:
     """Entry of ``task=train``. Hands the record's sections to ``report``; raises what ends the arm otherwise."""
-    if config.scale.device == "fake":
-        from ..forecast.task import run as forecast
-
-        forecast(config, report)
-        return
     Training(config, report).run()
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from sonar_repro.forecast.allocator import MIB, CachingAllocator, OutOfMemory, replay
-from sonar_repro.instruments.tracker import EventLog
+from sonar_repro.instruments.events import EventLog
 
 KIB = 1024
 

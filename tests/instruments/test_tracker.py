@@ -6,8 +6,9 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from sonar_repro.forecast.fake_model import fake_environment
+from sonar_repro.instruments.events import round_to_block
 from sonar_repro.instruments.memory import CudaMeter, TrackerMeter
-from sonar_repro.instruments.tracker import AllocationTracker, round_to_block
+from sonar_repro.instruments.tracker import AllocationTracker
 
 MIB = 1 << 20
 

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from sonar_repro import records
 from sonar_repro.__main__ import main
 from sonar_repro.errors import UserError
-from sonar_repro.harness.prerequisites import WEIGHTS_FILE, prerequisites
+from sonar_repro.harness.prerequisites import prerequisites
+from sonar_repro.records import WEIGHTS_FILE
 from sonar_repro.tasks.compare_weights import compare, run
 
 TINY = ["model.smoke.num_hidden_layers=2", "model.smoke.hidden_size=64", "model.smoke.intermediate_size=32"]

@@ -14,7 +14,8 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .fit import Fit
+    from ..config.schema import GpuConfig
+    from ..forecast.fit import Fit
 
 
 def forecast(
@@ -50,12 +51,12 @@ def forecast(
     Raises:
         UserError: what cannot be asked or cannot run on fake tensors; the message names it and the way out.
     """
-    from . import fit
+    from ..forecast import fit
 
     cards = fit.cards_named(gpu)
     if loss is not None:
         return _own(model, loss, method, optimizer, dict(hyper or {}), cards)
-    from ..harness import fit_command
+    from . import fit_command
 
     wanted = [f"method={method}", f"optimizer={optimizer}", f"backend={backend}", f"batch_size={batch}"]
     wanted += [f"data.max_length={length}", f"checkpointing={str(checkpointing).lower()}", *settings]
@@ -75,64 +76,78 @@ def _own(
     method: str,
     optimizer: str,
     hyper: dict[str, Any],
-    cards: Sequence[Any],
+    cards: Sequence[GpuConfig],
 ) -> Fit:
     """A module and a loss of the user's: three recorded steps of one shape, so nothing is drawn or interpolated."""
-    from ..methods import ScheduledOptimizer
-    from ..models.experts import find_expert_tensors
-    from ..optim.factory import make_factory
-    from . import fit, host_costs
-    from .fake_model import fake_environment
-    from .memory import ForecastMeter
-    from .recorder import StepRecorder
-    from .step_time import profile, simulate
+    from ..forecast import fit, host_costs
+    from ..forecast.memory import ForecastMeter
+    from ..forecast.recorder import StepRecorder
+    from ..forecast.step_time import profile, simulate
 
     if not hasattr(module, "parameters"):
         raise UserError(f"forecast: loss= goes with an nn.Module, not with {type(module).__name__}")
-    shapes = _on_meta(module)
-    recorder = StepRecorder()
-    meter = ForecastMeter(recorder=recorder)
-    with fake_environment() as fake, recorder, meter:
+    meter = ForecastMeter(recorder=StepRecorder())
+    model = _run_own(meter, _on_meta(module), loss, method, optimizer, hyper)
+    memory = meter.read()["measured"]
+    peaks = (memory["peak_allocated_bytes"], memory["peak_reserved_bytes"])
+    peak = meter.breakdown(len({place.layer for place in _experts(model)}))
+    recorded = profile(
+        meter.recorder.steps, host_costs.load("amd_epyc"), sum(p.requires_grad for p in model.parameters())
+    )
+    judged = []
+    for card in cards:
+        timed = card.bandwidth_gb_s and card.bf16_tflops
+        filled = {"step_ms": round(simulate(recorded, card, [1])[0]["step_ms"], 4)} if timed else {}
+        judged.append(fit.on_card(card, meter, *peaks, {"filled": filled}))
+    name = type(module).__name__
+    return fit.Fit(
+        arm_id=f"{name}-{method}-{optimizer}",
+        arm={"model": name, "method": method, "optimizer": optimizer},
+        batch=0,
+        length=0,
+        peak_allocated_bytes=peaks[0],
+        peak_reserved_bytes=peaks[1],
+        breakdown=peak.with_fragmentation(peaks[1]),
+        peak_when=peak.when,
+        parameters=sum(p.numel() for p in model.parameters()),
+        cards=judged,
+    )
+
+
+def _run_own(
+    meter: Any,
+    shapes: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    method: str,
+    optimizer: str,
+    hyper: dict[str, Any],
+) -> nn.Module:
+    """Train ``shapes`` (on the meta device) under the meter, on fake tensors; returns the fake model."""
+    from ..forecast.fake_model import fake_environment
+    from ..methods import ScheduledOptimizer
+    from ..optim.factory import make_factory
+
+    with fake_environment() as fake, meter.recorder, meter:
         meter.phase("load")
         model = fake.adopt(shapes).train()
-        experts = [tensor.parameter for tensor in find_expert_tensors(model)]
-        meter.attach(model, experts)
+        meter.attach(model, [tensor.parameter for tensor in _experts(model)])
         schedule = ScheduledOptimizer(model, make_factory(optimizer, **{"lr": 1e-5, **hyper}), method)
 
         def step() -> None:
             schedule.zero_grad(set_to_none=True)
             schedule.prepare()
             for _ in schedule.backward_passes():
-                value = loss(model)
-                value.backward()
-                del value
+                loss(model).backward()
             schedule.step()
 
         meter.run_steps(step)
-    memory = meter.read()["measured"]
-    layers = len({name.split(".experts")[0] for name, _ in model.named_parameters() if "experts" in name})
-    peak = meter.breakdown(layers)
-    parameters = sum(p.requires_grad for p in model.parameters())
-    recorded = profile(recorder.steps, host_costs.load("amd_epyc"), parameters)
-    judged = []
-    for card in cards:
-        timed = card.bandwidth_gb_s and card.bf16_tflops
-        filled = {"step_ms": round(simulate(recorded, card, [1])[0]["step_ms"], 4)} if timed else {}
-        peaks = (memory["peak_allocated_bytes"], memory["peak_reserved_bytes"])
-        judged.append(fit._on_card(card, meter, *peaks, {"filled": filled}))
-    named = {"model": type(module).__name__, "method": method, "optimizer": optimizer}
-    return fit.Fit(
-        arm_id=f"{named['model']}-{method}-{optimizer}",
-        arm=named,
-        batch=0,
-        length=0,
-        peak_allocated_bytes=memory["peak_allocated_bytes"],
-        peak_reserved_bytes=memory["peak_reserved_bytes"],
-        breakdown=peak.with_fragmentation(memory["peak_reserved_bytes"]),
-        peak_when=peak.when,
-        parameters=sum(p.numel() for p in model.parameters()),
-        cards=judged,
-    )
+    return model
+
+
+def _experts(model: nn.Module) -> list[Any]:
+    from ..models.experts import find_expert_tensors
+
+    return find_expert_tensors(model)
 
 
 def _on_meta(module: nn.Module) -> nn.Module:
