@@ -86,7 +86,8 @@ def test_a_module_of_ones_own_is_counted_as_a_real_run_counts_it():
         expected = tracker.peaks["measured"].allocated
         workspaces = found.breakdown.get("workspaces", 0)
         hidden = 2 * round_to_block(4 * 1024 * 16)  # partial norms of clipping, which only a GPU has
-        assert 0 <= found.peak_allocated_bytes - workspaces - expected <= hidden + (1 << 20) * 2
+        scalars = 8192  # a real run on the CPU keeps its verdicts in tensors of one element
+        assert -scalars <= found.peak_allocated_bytes - workspaces - expected <= hidden + (1 << 20) * 2
         assert sum(found.breakdown.values()) == found.peak_reserved_bytes
 
 
