@@ -1,13 +1,17 @@
 """Shared by every room's tests: tiny arms in this process, without a child."""
 
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if threading.current_thread() is threading.main_thread():  # as Ctrl-C: children are ended too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
