@@ -1,8 +1,11 @@
-"""Command line: ``python -m analysis {tables,figures,report,claims,check-report}``."""
+"""Command line: ``python -m analysis {tables,figures,report,claims}``."""
 
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
+import os
 import sys
 from pathlib import Path
 
@@ -13,9 +16,7 @@ DESCRIPTION = "Tables, figures, report and claims from recorded JSON and publish
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m analysis", description=DESCRIPTION)
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{tables,figures,report,claims,check-report}"
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{tables,figures,report,claims}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--runs", type=Path, default=Path("runs"), help="folder of records (default: runs)")
     common.add_argument(
@@ -31,7 +32,6 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("report", parents=[common], help="write one self-contained HTML page with everything")
     claims = commands.add_parser("claims", parents=[common], help="check the papers' sentences against the records")
     claims.add_argument("--paper", choices=("sonar", "mesh"), help="one paper (default: both)")
-    commands.add_parser("check-report", parents=[common], help="open the page in headless Chromium at two widths")
     return parser
 
 
@@ -59,25 +59,50 @@ def _claims(args: argparse.Namespace) -> int:
     return write_claims(args.runs, args.out, paper=args.paper)
 
 
-def _check(args: argparse.Namespace) -> int:
-    from .browser import check
-
-    return check(args.out / "report.html", args.out)
+COMMANDS = {"tables": _tables, "figures": _figures, "report": _report, "claims": _claims}
 
 
-COMMANDS = {"tables": _tables, "figures": _figures, "report": _report, "claims": _claims, "check-report": _check}
+# What a narrow encoding has no sign for, written as people do without it; a minus must not get lost.
+PLAIN = {
+    "−": "-",
+    "–": "-",
+    "─": "-",
+    "±": "+/-",
+    "Δ": "D",
+    "✓": "yes",
+    "µ": "u",
+    "×": "x",
+    "·": "-",
+    "≈": "~",
+    "§": "sec. ",
+}
+PLAIN |= {"≤": "<=", "≥": ">=", "…": "...", "→": "->", "β": "beta", "τ": "tau", "˒": ","}
+PLAIN |= {sign: f"^{n}" for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Encoding error handler: plain signs for those that the encoding lacks, a question mark where there is none."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; a user's mistake ends as one line and exit code 2."""
+    """Run one command; a user's mistake ends as one line and exit code 2, a closed pipe in silence."""
+    codecs.register_error("plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="plain")
     args = _parser().parse_args(argv)
     try:
-        return COMMANDS[args.command](args)
+        code = COMMANDS[args.command](args)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit):  # rich makes the first into the second
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to fail at exit
         return 141
 
 

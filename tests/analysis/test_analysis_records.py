@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from analysis_helpers import G, arm
+from synthetic import put
 
 from analysis.records import load
-from analysis.synthetic import put
 from sonar_repro.errors import UserError
 
 
