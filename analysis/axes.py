@@ -23,7 +23,7 @@ DEFAULTS = {
         "repeat",
     )
 }
-GROUPS = ("model", "backend", "method", "optimizer", "batch_size", "accumulation")
+GROUPS: tuple[str, ...] = ("model", "backend", "method", "optimizer", "batch_size", "accumulation")
 GROUPS += ("accumulation_mode", "checkpointing", "memory_cap_gb")
 OVERRIDES = (*GROUPS, "seed", "gpu", "parallel", "task")
 START = "start"  # a downstream evaluation of the weights before any training

@@ -173,7 +173,7 @@ def _product(paths: list[str]) -> Extract:
 
 def _metric(entry: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> Metric:
     """One entry of metrics.yaml."""
-    fields = {**kinds.get(entry.get("like", ""), {}), **entry}
+    fields: dict[str, Any] = {**kinds.get(entry.get("like", ""), {}), **entry}
     at, times, source = (fields.pop(k, v) for k, v in (("at", None), ("times", 1.0), ("source", "measured")))
     call, ratio, product = (fields.pop(k, None) for k in ("call", "ratio", "product"))
     fields.pop("like", None)
@@ -183,7 +183,8 @@ def _metric(entry: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) ->
         extract = _ratio(*ratio) if ratio else _product(product)
     else:
         extract = _at({k: tuple(v) for k, v in at.items()} if isinstance(at, dict) else {at: (times, source)})
-    return Metric(extract=extract, **{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return Metric(extract=extract, **made)
 
 
 def _load() -> tuple[dict[str, Metric], dict[str, Any]]:

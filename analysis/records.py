@@ -128,8 +128,8 @@ def _follow(path: Path, root: Path, data: dict[str, Any]) -> dict[str, Any]:
         if os.path.lexists(other) and os.path.realpath(other) != os.path.realpath(path):
             content = _read(other)
             validate(content)
-            arm = data.get("arm") if isinstance(data.get("arm"), dict) else {}
-            experiment = arm.get("experiment") or path.relative_to(root).parts[0]
+            arm = data.get("arm")
+            experiment = (arm.get("experiment") if isinstance(arm, dict) else None) or path.relative_to(root).parts[0]
             check(experiment, "name", "arm.experiment")
             return {**content, "arm": {**content["arm"], "experiment": experiment}}
     raise Damaged(f"refers to {target}, which is not there")

@@ -34,7 +34,7 @@ TAGS = {
     FAILS: "fails",
     NOT_MEASURED: "not",
 }
-ENVIRONMENT = (
+ENVIRONMENT = [
     "package_version",
     "git_commit",
     "torch",
@@ -43,8 +43,8 @@ ENVIRONMENT = (
     "device_name",
     "driver",
     "power_limit_w",
-)
-ENVIRONMENT += ("cpu", "threads", "experts_implementation", "deterministic")
+]
+ENVIRONMENT += ["cpu", "threads", "experts_implementation", "deterministic"]
 
 
 @dataclass
@@ -90,10 +90,10 @@ def items_of(origins: list[Collection], tables: list[Table], figures: list[Rende
             item.tables = []
             item.commands = [command(spec.experiment, s, [])[0] for s in spec.scales]
         items.append(item)
-    for name, spec in FIGURES.items():
-        item = Item(name, spec.title, figures=[f for f in figures if f.name == name and f.files])
+    for name, drawn in FIGURES.items():
+        item = Item(name, drawn.title, figures=[f for f in figures if f.name == name and f.files])
         if not item.figures:
-            item.commands = [command(spec.experiment, s, [])[0] for s in spec.scales]
+            item.commands = [command(drawn.experiment, s, [])[0] for s in drawn.scales]
         items.append(item)
     return items
 

@@ -17,7 +17,14 @@ if _BACKEND is not None:
 from . import bars, fits, forecast, lines, mesh, timeline  # noqa: E402
 from .base import Drawn, FigureSpec  # noqa: E402
 
-_ALL = (timeline.SPEC, bars.SPEC, lines.SPEC, forecast.ERRORS_SPEC, forecast.HOSTS_SPEC, fits.SPEC)
+_ALL: tuple[FigureSpec, ...] = (
+    timeline.SPEC,
+    bars.SPEC,
+    lines.SPEC,
+    forecast.ERRORS_SPEC,
+    forecast.HOSTS_SPEC,
+    fits.SPEC,
+)
 _ALL += (mesh.CURVES_SPEC, mesh.FRONTIER_SPEC)
 FIGURES: dict[str, FigureSpec] = {s.name: s for s in _ALL}
 __all__ = ["FIGURES", "Drawn", "FigureSpec", "figure"]

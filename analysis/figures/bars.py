@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
+
 from ..axes import display
 from ..collection import Arm, Collection
 from ..metrics import metric
@@ -20,7 +22,7 @@ NAMES = {
 }
 
 
-def _bars(axes, arms: list[tuple[str, Arm]], model: str, scale: str) -> None:
+def _bars(axes: Axes, arms: list[tuple[str, Arm]], model: str, scale: str) -> None:
     longest = max(sum(a.value(k).mean or 0 for k in NAMES) for _, a in arms)
     for y, (_, arm) in enumerate(arms):
         left = 0.0
@@ -63,8 +65,8 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     else:
         return Drawn(None, missing=True)
     figure, panels = style.new(len(models), 2.5)
-    for axes, (model, arms) in zip(panels, models.items()):
-        _bars(axes, arms, model, scale)
+    for panel, (model, bars) in zip(panels, models.items()):
+        _bars(panel, bars, model, scale)
     style.outside_legend(figure, panels[0], 5)
     arms = [a for found in models.values() for _, a in found]
     sources = {a.value(metric("forward_backward_ms")).source or "measured" for a in arms}

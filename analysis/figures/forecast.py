@@ -32,9 +32,8 @@ def draw_errors(origins: Sequence[Collection], scale: str) -> Drawn:
             MEMORY_SOURCES, (style.BLUE, style.ORANGE, style.VERMILLION, style.GREEN), "o^sD"
         ):
             found = [p for p in pairs if p.metric == name and p.source == source]
-            axes.plot(
-                [p.published for p in found], [p.error for p in found], marker, color=colour, label=source, alpha=0.85
-            )
+            errors = [p.error or 0.0 for p in found]
+            axes.plot([p.published for p in found], errors, marker, color=colour, label=source, alpha=0.85)
         axes.set_title(f"{title} (grey: goal of ±{goal:g}%)")
         axes.set_xlabel("Printed peak (GB)")
     panels[0].set_ylabel("Error of the forecast (%)")

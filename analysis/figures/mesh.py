@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -89,9 +90,15 @@ def draw_frontier(origins: Sequence[Collection], scale: str) -> Drawn:
     for axes, group in zip(panels, groups):
         for optimizer, size, loss, spread in group:
             colour, marker = style.look("optimizer", optimizer)
-            look_of_it = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none", "alpha": 0.85}
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": marker,
+                "markersize": 7,
+                "linestyle": "none",
+                "alpha": 0.85,
+            }
             name = display("optimizer", optimizer)
-            axes.errorbar(size / unit, loss, yerr=spread, capsize=3, elinewidth=1, label=name, **look_of_it)
+            axes.errorbar(size / unit, loss, yerr=spread, capsize=3, elinewidth=1, markersize=7, label=name, **look)
         axes.set_xlabel(f"Optimizer state and hidden buffer ({symbol})")
         axes.margins(x=0.08, y=0.12)
     panels[0].set_ylabel("Evaluation loss (nats per token)")
@@ -121,7 +128,7 @@ def _setting(scale: str) -> str:
 
 def _points(origin: Collection, scale: str) -> list[Point]:
     """(optimizer, state in GB, mean loss, spread) of every optimizer that was recorded."""
-    recorded = [r.arm.get("optimizer") for e in EXPERIMENTS for r in origin.of(e, scale)]
+    recorded = [str(r.arm.get("optimizer")) for e in EXPERIMENTS for r in origin.of(e, scale)]
     known, points = style.order("optimizer"), []
     for name in sorted(set(recorded), key=lambda n: (known.index(n) if n in known else len(known), str(n))):
         arm = origin.arm({"model": "nanowhale", "optimizer": name}, scale, "mesh_table1")

@@ -39,7 +39,7 @@ class Rendered:
 
 def draw(spec: FigureSpec, origins: Sequence[Collection], scale: str) -> Drawn:
     """Draw in the house style, whatever matplotlib is set to outside; the image itself says what it is of."""
-    with matplotlib.rc_context({**RC, "svg.hashsalt": f"{spec.name}{scale}"}):
+    with matplotlib.rc_context(RC | {"svg.hashsalt": f"{spec.name}{scale}"}):
         drawn = spec.draw(origins, scale)
         if drawn.figure is not None:
             source = f"reference: {drawn.label}" if drawn.label else ""
@@ -51,7 +51,7 @@ def draw(spec: FigureSpec, origins: Sequence[Collection], scale: str) -> Drawn:
 def encode(figure: Figure, formats: Sequence[str], salt: str = "") -> dict[str, bytes]:
     """The figure's bytes in each format; the layout is worked out once, at the first."""
     files = {}
-    with matplotlib.rc_context({**RC, "svg.hashsalt": salt}):
+    with matplotlib.rc_context(RC | {"svg.hashsalt": salt}):
         engine = figure.get_layout_engine()
         if engine is not None:
             engine.execute(figure)

@@ -31,7 +31,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 FIRST = {"method": "table1", "optimizer": "mesh_table1"}  # whose sweep takes the first colours
 
 WIDTH = 7.0  # inches: a text block of two columns; 3.4 for one
-RC = {
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "axes.titlesize": 9,

@@ -24,15 +24,15 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 def _column(data: dict[str, Any]) -> Column:
     inner = {k: _tuples(data[k]) for k in ("where", "applies") if k in data}
-    return Column(**{**_tuples(data), **inner})
+    fields: dict[str, Any] = {**_tuples(data), **inner}
+    return Column(**fields)
 
 
 def _spec(data: dict[str, Any]) -> TableSpec:
     """One entry of specs.yaml; its experiment has its name where it names no other."""
     made = {"experiment": data["name"], **_tuples(data)}
-    return TableSpec(
-        **{**made, "labels": tuple(data["labels"].items()), "columns": tuple(_column(c) for c in data["columns"])}
-    )
+    made |= {"labels": tuple(data["labels"].items()), "columns": tuple(_column(c) for c in data["columns"])}
+    return TableSpec(**made)
 
 
 def _declared() -> list[TableSpec]:
@@ -41,16 +41,10 @@ def _declared() -> list[TableSpec]:
 
 
 _SPECS = _declared()
-_OURS = (*forecast_memory.TABLES, *forecast_time.TABLES, *mechanisms.TABLES, *fits.TABLES)
-TABLES: dict[str, Spec] = {
-    t.name: t
-    for t in (
-        *(s for s in _SPECS if s.paper != "mesh"),
-        *_OURS,
-        *(s for s in _SPECS if s.paper == "mesh"),
-        *mesh.TABLES,
-    )
-}
+_ALL: list[Spec] = [s for s in _SPECS if s.paper != "mesh"]
+_ALL += [*forecast_memory.TABLES, *forecast_time.TABLES, *mechanisms.TABLES, *fits.TABLES]
+_ALL += [*(s for s in _SPECS if s.paper == "mesh"), *mesh.TABLES]
+TABLES: dict[str, Spec] = {t.name: t for t in _ALL}
 # figure2 holds timelines, drawn as a figure
 COVERED = {e for t in TABLES.values() for e in t.experiments} | {"figure2"}
 

@@ -65,9 +65,9 @@ class Builder:
         return line
 
     def _printed(self, axes: Mapping[str, Any]) -> Row | None:
-        if self.paper is None:
+        if self.paper is None or self.spec.source is None:
             return None
-        stand_in = STAND_INS.get(axes.get("backend")) if self.scale == "smoke" else None
+        stand_in = STAND_INS.get(str(axes.get("backend"))) if self.scale == "smoke" else None
         return self.paper.find(self.spec.source, {**axes, "backend": stand_in} if stand_in else axes)
 
     def _extras(self, origin: Collection, lines: list[Line]) -> list[Line]:

@@ -154,7 +154,8 @@ def cells(c: Column, line: Line, setting: Setting, style: Style, raw: dict[str, 
         name = f"runs[{','.join(f'{k}={v}' for k, v in c.where.items())}]"
         near = style.margin is not None and borderline(line, c.where.get("memory_cap_gb"), style.margin)
         return _status(arm, row, kind, name, near, raw)
-    value, reasons = arm.value(m), []
+    value = arm.value(m)
+    reasons: list[str] = []
     delta = change(m, arm, line.bases[c], reasons)
     raw |= {name: value.mean, f"{name}.spread": value.spread, f"{name}.n": value.n, f"{name}.source": value.source}
     raw[f"{name}.status"] = arm.status
@@ -183,7 +184,7 @@ def cells(c: Column, line: Line, setting: Setting, style: Style, raw: dict[str, 
 def borderline(line: Line, cap_gb: float | None, margin: float) -> bool:
     """Whether the row's own reserved peak without a cap lies within ``margin`` of the cap."""
     reserved = next((a.value(c.metric).mean for c, a in line.arms.items() if c.metric == "peak_reserved_gb"), None)
-    return bool(reserved and cap_gb) and abs(reserved - cap_gb) <= margin * cap_gb
+    return reserved is not None and cap_gb is not None and abs(reserved - cap_gb) <= margin * cap_gb
 
 
 def _status(arm: Arm, row: Row | None, kind: str | None, name: str, near: bool, raw: dict[str, Any]) -> list[Cell]:
@@ -198,7 +199,7 @@ def _status(arm: Arm, row: Row | None, kind: str | None, name: str, near: bool, 
     if kind != "value":
         return [cell]
     raw[f"{name}.published"] = row.status if row else None
-    return [cell, Cell(TICKS.get(row.status, fmt.DASH) if row else fmt.DASH, kind="published")]
+    return [cell, Cell(TICKS.get(row.status or "", fmt.DASH) if row else fmt.DASH, kind="published")]
 
 
 def applies(c: Column, axes: Mapping[str, Any]) -> bool:

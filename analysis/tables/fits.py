@@ -54,7 +54,7 @@ def _fits_row(r: Record) -> dict[str, Any]:
     row |= {"room_gb": card.usable_gb - peak if card else None, "tokens_per_s": rate}
     row |= {"asked_card": r.arm.get("gpu"), "asked_room_gb": asked.usable_gb - peak if asked else None}
     row |= {"asked_step_ms": own, "_setup": setup({**r.arm, "optimizer": "adamw", "batch_size": 2})}
-    near = bool(card) and abs(row["room_gb"]) <= BORDERLINE * peak
+    near = card is not None and abs(card.usable_gb - peak) <= BORDERLINE * peak
     named = Cell((card.title if card else "none listed") + (" (borderline)" if near else ""))
     there = Cell(f"{fmt.fixed(step, 1)} ({card.short})") if card and step is not None else Cell()
     of_asked = Cell(f"{asked.short}: {room(peak, asked)}") if asked else Cell(str(r.arm.get("gpu") or fmt.DASH))

@@ -76,13 +76,14 @@ def _ours(pair: Pair) -> Cell:
 
 
 def _savings(table: Table, scale: str, origins: list[Collection]) -> None:
-    book, made = paper("sonar"), []
+    book = paper("sonar")
+    made: list[dict[str, Any]] = []
     printed = [s for s in book.statements if s.relation == "saving" and s.metric in PEAKS]
     for s in sorted(printed, key=lambda s: s.source not in book.experiments):  # those of Table 1's arms come last
         value, _ = statement_value(s, scale, origins)
         varied = setup({k: v for k, v in s.arm.items() if k != "method"}) or "batch 2"
         kind = PEAKS[s.metric].split()[1]
-        row = {"source": s.source, "setup": f"{display('model', s.arm['model'])}, {varied}, {kind}"}
+        row: dict[str, Any] = {"source": s.source, "setup": f"{display('model', s.arm['model'])}, {varied}, {kind}"}
         row |= {"saving_gb": value, "saving_gb.published": s.value}
         row |= {"saving_gb.error": None if value is None else value - s.value, "_allocated": kind == "allocated"}
         missing = {"saving_gb": Cell("missing", kind="status")} if value is None else {}

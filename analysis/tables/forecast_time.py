@@ -129,7 +129,7 @@ def sensitivity(table: Table, scale: str, origins: list[Collection]) -> None:
     """
     swept = conf.arms("table1", scale)
     for origin in origins:
-        moved = {}
+        moved: dict[tuple, dict[str, Any]] = {}
         for r in origin.of("table1", scale):
             key = tuple(r.arm.get(k) for k in PLACE)
             if isinstance(found := r.get("time.forecast.sensitivity"), dict):

@@ -21,7 +21,7 @@ def roles(table: Table, scale: str, origins: list[Collection]) -> None:
     for origin in origins:
         seen: set[str] = set()
         for record in origin.of("mesh_table1", scale) + origin.of("mesh_table2", scale):
-            name, listed = record.arm.get("optimizer"), record.get("roles")
+            name, listed = str(record.arm.get("optimizer")), record.get("roles")
             if name in seen or not isinstance(listed, list):
                 continue
             seen.add(name)

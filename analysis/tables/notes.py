@@ -32,8 +32,8 @@ def notes_of(spec: TableSpec, setting: Setting, columns: list[Column], records: 
     scale, printed = setting.scale, setting.paper
     parts = []
     for section, unit in (("memory", "GB"), ("time", "ms")):
-        names = tuple({c.metric for c in columns if metric(c.metric).unit == unit})
-        if found := _sources(ok, section, names):
+        shown = tuple({c.metric for c in columns if metric(c.metric).unit == unit})
+        if found := _sources(ok, section, shown):
             parts.append(f"{section} {found}")
     if printed and any(published_beside(c, setting) for c in columns):
         parts.append(f"columns marked paper are published ({printed.title}, {spec.source})")

@@ -37,16 +37,16 @@ def cost_per_call(context: Context) -> list[str]:
     out = []
     for axes in _fixed(context, "method"):
         batched, single = ({**axes, "method": m} for m in (SONAR, PER_EXPERT))
-        steps = [context.value(a, "step_ms") for a in (batched, single)]
-        calls = [context.value(a, "expert_optimizer_calls") for a in (batched, single)]
-        if None in steps or None in calls or calls[0] == calls[1]:
+        a, b = (context.value(axes, "step_ms") for axes in (batched, single))
+        few, many = (context.value(axes, "expert_optimizer_calls") for axes in (batched, single))
+        if a is None or b is None or few is None or many is None or few == many:
             continue
-        extra = calls[1] - calls[0]
-        cost = 1e3 * (steps[1] - steps[0]) / extra
+        added, extra = b - a, many - few
+        cost = 1e3 * added / extra
         printed = _paper(context, f"per_call_{axes['model']}", " µs") or _divided(context, axes)
         out.append(
             f"{display('model', axes['model'], context.scale)}: an extra optimizer call costs {fmt.fixed(cost, 1)} µs"
-            f" ({fmt.signed(steps[1] - steps[0], 1)} ms over {fmt.fixed(extra, 0)} calls){printed}."
+            f" ({fmt.signed(added, 1)} ms over {fmt.fixed(extra, 0)} calls){printed}."
         )
     return out
 
@@ -166,10 +166,10 @@ def frontier(context: Context) -> list[str]:
             printed = "−62.5%" if name == "optimizer_state_gb" else "about −12.6%, with 8 workers"
             out.append(f"MESH-B against AdamW: {words} {fmt.percent(100 * (a - b) / b)} (paper: {printed}).")
     losses = {o: context.value(arm, "heldout_loss") for o, arm in arms.items()}
-    if losses[MESH_B] is not None and losses[ADAMW] is not None:
-        gap = fmt.signed(losses[MESH_B] - losses[ADAMW], 4)
-        out.append(f"MESH-B against AdamW: evaluation loss {gap} (paper: about +0.049 at full size).")
     known = {o: v for o, v in losses.items() if v is not None}
+    if MESH_B in known and ADAMW in known:
+        gap = fmt.signed(known[MESH_B] - known[ADAMW], 4)
+        out.append(f"MESH-B against AdamW: evaluation loss {gap} (paper: about +0.049 at full size).")
     if len(known) == len(losses):
         order = " < ".join(
             f"{display('optimizer', o)} {fmt.fixed(v, 4)}" for o, v in sorted(known.items(), key=lambda kv: kv[1])
@@ -197,7 +197,6 @@ def recovered(context: Context) -> list[str]:
         value = context.value({"model": "nanowhale", "optimizer": name}, "heldout_loss")
         if value is not None and name not in (DIRECT, ADAMW):
             share = 100 * (direct - value) / (direct - adamw)
-            out.append(
-                f"{display('optimizer', name)} closes {fmt.fixed(share, 0)}% of the gap between direct Sinkhorn and AdamW."
-            )
+            closes = f"closes {fmt.fixed(share, 0)}% of the gap between direct Sinkhorn and AdamW."
+            out.append(f"{display('optimizer', name)} {closes}")
     return out

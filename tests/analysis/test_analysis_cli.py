@@ -1,6 +1,7 @@
 """The commands as users run them: exit codes, one-line errors, and what is never imported."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,3 +123,45 @@ def test_the_smallest_card_holds_the_peak_with_its_context():
         assert found.usable_gb == card.usable_gb
         assert smallest(card.usable_gb + 1e-6) is None or smallest(card.usable_gb + 1e-6).usable_gb > card.usable_gb
     assert smallest(10_000) is None and len(cards()) >= 1
+
+
+# -- hostile environments ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("command", [("tables", "--print"), ("claims",), ("figures", "--figure", "figure4")])
+def test_no_stdout_encoding_loses_a_table_or_a_minus(runs: Path, tmp_path: Path, encoding: str, command):
+    where = ("--runs", str(runs), "--out", str(tmp_path / "out"))
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "analysis", *command, *where], capture_output=True, env=environment)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr[-500:]
+    if command[0] == "tables":
+        text = done.stdout.decode(encoding)
+        assert "-21.6%" in text if encoding != "utf-8" else "\u221221.6%" in text  # the paper's change
+
+
+@pytest.mark.parametrize(
+    "backend", ["module://matplotlib_inline.backend_inline", "TkAgg", "nosuch", "module://nowhere.at_all", ""]
+)
+def test_a_notebooks_or_a_broken_backend_does_not_stop_a_figure(tmp_path: Path, backend: str):
+    for size in (2, 4):
+        for method in FOUR:
+            put(tmp_path / "runs", arm("smoke", "figure4", method=method, batch_size=size))
+    where = ("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"))
+    environment = {**os.environ, "MPLBACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis", "figures", "--figure", "figure4", *where],
+        capture_output=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    assert (tmp_path / "out/figure4_smoke.png").stat().st_size > 1000
+
+
+def test_a_closed_pipe_loses_no_table(runs: Path, tmp_path: Path):
+    """All files are there although nobody read what was printed, and nothing is said about the pipe."""
+    where = f"--runs {runs} --out {tmp_path / 'out'}"
+    command = f"{sys.executable} -m analysis tables --print {where} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert {"table1_smoke.md", "table1_smoke.tex", "table1_smoke.csv"} <= {p.name for p in (tmp_path / "out").iterdir()}
