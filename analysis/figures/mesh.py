@@ -93,7 +93,6 @@ def draw_frontier(origins: Sequence[Collection], scale: str) -> Drawn:
             look: dict[str, Any] = {
                 "color": colour,
                 "marker": marker,
-                "markersize": 7,
                 "linestyle": "none",
                 "alpha": 0.85,
             }

@@ -23,7 +23,7 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _column(data: dict[str, Any]) -> Column:
-    inner = {k: _tuples(data[k]) for k in ("where", "applies") if k in data}
+    inner: dict[str, Any] = {k: _tuples(data[k]) for k in ("where", "applies") if k in data}
     fields: dict[str, Any] = {**_tuples(data), **inner}
     return Column(**fields)
 
