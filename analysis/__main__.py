@@ -35,49 +35,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tables(args: argparse.Namespace) -> int:
-    from .run import write_tables
+def _run(args: argparse.Namespace) -> int:
+    from . import run  # here, so that --help is quick
 
-    return write_tables(args.runs, args.out, name=args.table, scale=args.scale, show=args.show)
-
-
-def _figures(args: argparse.Namespace) -> int:
-    from .run import write_figures
-
-    return write_figures(args.runs, args.out, name=args.figure, scale=args.scale)
-
-
-def _report(args: argparse.Namespace) -> int:
-    from .run import write_report
-
-    return write_report(args.runs, args.out)
-
-
-def _claims(args: argparse.Namespace) -> int:
-    from .run import write_claims
-
-    return write_claims(args.runs, args.out, paper=args.paper)
-
-
-COMMANDS = {"tables": _tables, "figures": _figures, "report": _report, "claims": _claims}
+    where = (args.runs, args.out)
+    if args.command == "tables":
+        return run.write_tables(*where, name=args.table, scale=args.scale, show=args.show)
+    if args.command == "figures":
+        return run.write_figures(*where, name=args.figure, scale=args.scale)
+    if args.command == "claims":
+        return run.write_claims(*where, paper=args.paper)
+    return run.write_report(*where)
 
 
 # What a narrow encoding has no sign for, written as people do without it; a minus must not get lost.
-PLAIN = {
-    "−": "-",
-    "–": "-",
-    "─": "-",
-    "±": "+/-",
-    "Δ": "D",
-    "✓": "yes",
-    "µ": "u",
-    "×": "x",
-    "·": "-",
-    "≈": "~",
-    "§": "sec. ",
-}
-PLAIN |= {"≤": "<=", "≥": ">=", "…": "...", "→": "->", "β": "beta", "τ": "tau", "˒": ","}
-PLAIN |= {sign: f"^{n}" for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+WORDS = "- - - +/- D yes u x - ~ sec. <= >= ... -> beta tau ,".split()
+PLAIN = dict(zip("−–─±Δ✓µ×·≈§≤≥…→βτ˒", WORDS)) | {sign: f"^{n}" for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
@@ -95,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="plain")
     args = _parser().parse_args(argv)
     try:
-        code = COMMANDS[args.command](args)
+        code = _run(args)
         sys.stdout.flush()
         return code
     except UserError as error:

@@ -10,26 +10,12 @@ import pandas as pd
 
 from .spec import Block, Cell, Table
 
-_MATH = {
-    "−": "-",
-    "±": r"\pm",
-    "Δ": r"\Delta",
-    "✓": r"\checkmark",
-    "µ": r"\mu",
-    "≤": r"\leq",
-    "≥": r"\geq",
-    "≈": r"\approx",
-}
-_MATH |= {"β": r"\beta", "τ": r"\tau", "×": r"\times", "→": r"\rightarrow", "·": r"\cdot"}
-TEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "–": "--",
-    "§": r"\S{}",
-    "…": r"\ldots{}",
-}
-TEX |= {sign: f"${command}$" for sign, command in _MATH.items()} | {c: "\\" + c for c in "&%$#_{}"}
+_MATH = dict(
+    zip("−±Δ✓µ≤≥≈βτ×→·", r"- \pm \Delta \checkmark \mu \leq \geq \approx \beta \tau \times \rightarrow \cdot".split())
+)
+_TEXT = r"\textbackslash{} \textasciitilde{} \textasciicircum{} -- \S{} \ldots{}".split()
+TEX = dict(zip("\\~^–§…", _TEXT)) | {sign: f"${command}$" for sign, command in _MATH.items()}
+TEX |= {c: "\\" + c for c in "&%$#_{}"}
 PORTRAIT = 76  # characters of a line, gaps of two included, that \footnotesize fits between the margins of a page
 PACKAGES = "booktabs, amssymb, multirow, adjustbox and rotating"
 
