@@ -49,7 +49,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 # What a narrow encoding has no sign for, written as people do without it; a minus must not get lost.
-WORDS = "- - - +/- D yes u x - ~ sec. <= >= ... -> beta tau ,".split()
+WORDS = ["-", "-", "-", "+/-", "D", "yes", "u", "x", "-", "~", "sec.", "<=", ">=", "...", "->", "beta", "tau", ","]
 PLAIN = dict(zip("−–─±Δ✓µ×·≈§≤≥…→βτ˒", WORDS)) | {sign: f"^{n}" for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 
 

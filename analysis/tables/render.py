@@ -11,9 +11,26 @@ import pandas as pd
 from .spec import Block, Cell, Table
 
 _MATH = dict(
-    zip("−±Δ✓µ≤≥≈βτ×→·", r"- \pm \Delta \checkmark \mu \leq \geq \approx \beta \tau \times \rightarrow \cdot".split())
+    zip(
+        "−±Δ✓µ≤≥≈βτ×→·",
+        [
+            r"-",
+            r"\pm",
+            r"\Delta",
+            r"\checkmark",
+            r"\mu",
+            r"\leq",
+            r"\geq",
+            r"\approx",
+            r"\beta",
+            r"\tau",
+            r"\times",
+            r"\rightarrow",
+            r"\cdot",
+        ],
+    )
 )
-_TEXT = r"\textbackslash{} \textasciitilde{} \textasciicircum{} -- \S{} \ldots{}".split()
+_TEXT = [r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}", r"--", r"\S{}", r"\ldots{}"]
 TEX = dict(zip("\\~^–§…", _TEXT)) | {sign: f"${command}$" for sign, command in _MATH.items()}
 TEX |= {c: "\\" + c for c in "&%$#_{}"}
 PORTRAIT = 76  # characters of a line, gaps of two included, that \footnotesize fits between the margins of a page
