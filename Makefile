@@ -46,7 +46,7 @@ report: $(STAMP) ## one self-contained HTML page with everything
 	$(PY) -m analysis report --runs $(RUNS) --out $(OUT)
 
 check-report: $(STAMP) ## open the report in headless Chromium, at a phone's width and a wide screen
-	$(PY) -m analysis check-report --out $(OUT)
+	$(PY) tests/support/browser.py --out $(OUT)
 
 claims: $(STAMP) ## the papers' sentences against the records: holds, fails, not measured
 	$(PY) -m analysis claims --runs $(RUNS) --out $(OUT)

@@ -1,4 +1,4 @@
 """Tables, figures, report and claims from recorded JSON and published numbers. Imports neither torch nor Hydra.
 
-``python -m analysis {tables,figures,report,claims,check-report} --runs PATH --out PATH``
+``python -m analysis {tables,figures,report,claims} --runs PATH --out PATH``
 """

@@ -1,4 +1,4 @@
-"""The axes of an arm: how they are called in print, their defaults, and the command that makes a missing arm."""
+"""The axes of an arm: how they are called in print, and the command that makes a missing arm."""
 
 from __future__ import annotations
 
@@ -6,66 +6,40 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import conf
 from .records import Record
 
-# What an arm has when nothing is said (conf/config.yaml). Batch size and seed have no default here: a table that
-# needs one says it.
+# What an arm has when nothing is said. Batch size and seed have no default here: a table that needs one says it.
 DEFAULTS = {
-    "accumulation": 1,
-    "checkpointing": False,
-    "memory_cap_gb": None,
-    "optimizer": "adamw",
-    "parallel": "none",
-    "processes": 1,
-    "task": "train",
-    "repeat": 1,
+    name: conf.defaults()[name]
+    for name in (
+        "accumulation",
+        "checkpointing",
+        "memory_cap_gb",
+        "optimizer",
+        "parallel",
+        "processes",
+        "task",
+        "repeat",
+    )
 }
-GROUPS = (
-    "model",
-    "backend",
-    "method",
-    "optimizer",
-    "batch_size",
-    "accumulation",
-    "accumulation_mode",
-    "checkpointing",
-    "memory_cap_gb",
-)
+GROUPS: tuple[str, ...] = ("model", "backend", "method", "optimizer", "batch_size", "accumulation")
+GROUPS += ("accumulation_mode", "checkpointing", "memory_cap_gb")
 OVERRIDES = (*GROUPS, "seed", "gpu", "parallel", "task")
-
-NAMES: dict[str, dict[Any, str]] = {
-    "model": {"olmoe": "OLMoE-1B-7B", "granite": "Granite-3.1-3B", "nanowhale": "nanowhale-110M"},
-    "backend": {"sonicmoe": "SonicMoE", "scattermoe": "ScatterMoE", "grouped_mm": "grouped_mm", "eager": "eager"},
-    "method": {
-        "standard_global_clip": "Standard (global clip)",
-        "standard_no_expert_clip": "Standard (no expert clip)",
-        "standard_no_clip": "Standard (no clip)",
-        "optimizer_in_backward": "Optimizer-in-backward (all)",
-        "sonar": "Sonar-MoE",
-        "sonar_per_expert": "Sonar-MoE (per-expert hooks)",
-        "sonar_fold": "Sonar-MoE (folded accumulation)",
-        "sonar_exact_clip": "Sonar-MoE (exact clip)",
-        "sonar_tensor_clip": "Sonar-MoE (tensor clip)",
-        "sonar_lagged_clip": "Sonar-MoE (lagged clip)",
-        "sonar_delayed_clip": "Sonar-MoE (delayed clip)",
-        "sonar_offload_clip": "Sonar-MoE (offloaded clip)",
-        "start": "Pretrained",
-    },
-    "optimizer": {"adamw": "AdamW", "adamw8bit": "8-bit AdamW", "sgd": "SGD", "lion": "Lion", "mesh_full": "MESH-Full"},
-    "checkpointing": {True: "GC", False: "no GC"},
-    "scale": {"smoke": "smoke", "forecast": "forecast", "paper": "paper"},
-}
-TINY = {"olmoe": "OLMoE (tiny)", "granite": "Granite (tiny)", "nanowhale": "nanowhale (tiny)"}
-SCALES = ("smoke", "forecast", "paper")
+START = "start"  # a downstream evaluation of the weights before any training
 
 
-def display(axis: str, value: Any, scale: str | None = None) -> str:
+def display(axis: str, value: Any, scale: str | None = None, *, short: bool = False) -> str:
     """Printed name of one axis value; a smoke model is called tiny, since it is not the named checkpoint."""
-    if axis == "model" and scale == "smoke":
-        return TINY.get(value, f"{value} (tiny)")
     if value is None:
         return "–"
-    return NAMES.get(axis, {}).get(value, str(value))
+    if axis == "model" and scale == "smoke":
+        return f"{conf.title(axis, value, short=True) or value} (tiny)"
+    if axis == "checkpointing":
+        return "GC" if value else "no GC"
+    if axis == "method" and value == START:
+        return "Pretrained"
+    return conf.title(axis, value, short=short) or str(value)
 
 
 def axis(record: Record, name: str) -> Any:
@@ -86,10 +60,9 @@ def matches(record: Record, wanted: Mapping[str, Any]) -> bool:
     return True
 
 
-def product(**axes: Any) -> list[dict[str, Any]]:
-    """Rows of a grid: every combination, first axis slowest. A value that is no list stands for itself."""
-    lists = [v if isinstance(v, list) else [v] for v in axes.values()]
-    return [dict(zip(axes, values)) for values in itertools.product(*lists)]
+def product(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Every combination, first axis slowest."""
+    return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
 
 
 def _text(value: Any) -> str:

@@ -10,21 +10,22 @@ from typing import Any
 
 from sonar_repro.errors import UserError
 
+from . import conf
 from .axes import DEFAULTS, axis, matches
 from .metrics import Metric, Reading, metric
 from .records import Record, Runs
+from .schema import DIVERGED
 
 # Worst first: what a row shows when none of its records is ok.
-SEVERITY = ("crashed", "failed", "oom", "unsupported")
+SEVERITY = ("crashed", "failed", "oom", "unsupported", DIVERGED)
 FREE_AXES = ("accumulation", "checkpointing", "memory_cap_gb", "optimizer", "parallel", "processes")
-# Experiments that run the same arms with the same settings (conf/experiment): one may show another's records.
-FAMILIES = (
-    frozenset({"table1", "table2", "table3", "table5", "table7"}),
-    frozenset({"mesh_table1", "mesh_table2", "mesh_table3", "mesh_table4"}),
+PAPERS = ("table1", "mesh_table1")  # the usual set-up of each paper
+# The papers' experiments: their arms differ from the usual set-up in length only.
+KNOWN = frozenset(
+    e
+    for e in conf.options("experiment")
+    if conf.settings(e, "forecast") in {conf.settings(p, "forecast") for p in PAPERS}
 )
-# Further experiments of the papers. Their arms differ in length only, which a forecast does not depend on.
-OTHERS = frozenset({"table6", "table8", "figure2", "figure3", "figure4"})
-KNOWN = OTHERS.union(*FAMILIES)
 FURTHER = re.compile(r"-[0-9a-f]{6}$")  # how an arm id ends when overrides beyond the axes were given
 
 
@@ -38,6 +39,7 @@ class Value:
     source: str | None = None
     notes: tuple[str, ...] = ()
     by_seed: dict[Any, float] = field(default_factory=dict)
+    lost: int = 0  # seeds that were run and have no value: the run ended, or diverged
 
 
 @dataclass
@@ -71,10 +73,11 @@ class Arm:
         values = {seed: x.value for seed, x in readings.items() if x.value is not None}
         notes = tuple(dict.fromkeys(x.note for x in readings.values() if x.note))
         source = next((x.source for x in readings.values() if x.source), None)
+        lost = sum(r.status != "ok" for r in self.records)
         if not values:
-            return Value(source=source, notes=notes)
+            return Value(source=source, notes=notes, lost=lost)
         spread = statistics.stdev(values.values()) if len(values) > 1 else None
-        return Value(m.reducer(list(values.values())), spread, len(values), source, notes, values)
+        return Value(m.reducer(list(values.values())), spread, len(values), source, notes, values, lost)
 
 
 class Collection:
@@ -108,7 +111,7 @@ class Collection:
 
         def rank(r: Record) -> tuple:
             foreign = experiment is not None and r.experiment != experiment
-            family = not any(r.experiment in f for f in FAMILIES)
+            family = conf.settings(r.experiment, scale) not in {conf.settings(p, scale) for p in PAPERS}
             odd = sum(axis(r, k) != DEFAULTS[k] for k in FREE_AXES if k not in axes)
             return (foreign, is_further(r), odd, axis(r, "repeat"), family, len(r.data["arm_id"]), str(r.path))
 
@@ -144,19 +147,17 @@ class Collection:
 
 
 def reusable(record: Record, experiment: str | None) -> bool:
-    """Whether a record may answer for an experiment: its own, one of its family, or (a forecast) any of the papers'."""
+    """Whether a record may answer for an experiment: its own, or one that runs its arms in the same way (conf)."""
     if experiment is None:
         return record.experiment in KNOWN or axis(record, "task") != "train"
     if record.experiment == experiment:
         return True
-    if record.scale == "forecast" and experiment in KNOWN and record.experiment in KNOWN:
-        return True
-    return any(experiment in family and record.experiment in family for family in FAMILIES)
+    settings = conf.settings(experiment, record.scale)
+    return settings is not None and settings == conf.settings(record.experiment, record.scale)
 
 
 def is_further(record: Record) -> bool:
-    """Whether a training arm was run with overrides beyond its axes (other tasks sweep over such overrides"
-    " themselves)."""
+    """Whether a training arm was run with overrides beyond its axes; other tasks sweep over them."""
     return axis(record, "task") == "train" and bool(FURTHER.search(record.data["arm_id"]))
 
 

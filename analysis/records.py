@@ -1,4 +1,4 @@
-"""Read the records under ``runs/``: strict JSON, checked; what is damaged is named and never counted.
+"""Read the records under ``runs/``: strict JSON of the right types; what is damaged is named and never counted.
 
 Layout: ``runs/<experiment>/<scale>/<arm-id>/record.json`` are the user's own,
 ``runs/reference/<label>/**/record.json`` came with the repository and are labelled so. A file may hold
@@ -8,8 +8,10 @@ experiment, and that record's content stands in.
 
 from __future__ import annotations
 
-import json
 import math
+import os
+import re
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,29 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from sonar_repro.errors import UserError
-from sonar_repro.records import REQUIRED, SCHEMA_VERSION, STATUSES
 
-SCHEMA_MAJOR = int(SCHEMA_VERSION.split(".", 1)[0])
-REQUIRED_OK = {"train": ("data", "memory", "time", "loss", "counts")}  # by task, when the status is ok
-SECTIONS = (
-    "arm",
-    "config",
-    "environment",
-    "data",
-    "model",
-    "counts",
-    "memory",
-    "time",
-    "loss",
-    "weights",
-    "timeline",
-    "error",
-)
+from .schema import DIVERGED, SCHEMA_MAJOR, Damaged, check, parse, schema_major, shape, validate
+
 REFERENCE_DIR = "reference"
-
-
-class Damaged(ValueError):
-    """A record file that cannot be counted; its text is the reason."""
+LARGEST_FILE = 256_000_000  # bytes; a record with a timeline has about one million
 
 
 @dataclass
@@ -96,6 +80,15 @@ class Record:
             return None
         return value
 
+    @property
+    def state(self) -> str:
+        """The status as a table prints it; of a run that diverged with the step."""
+        if self.status != DIVERGED:
+            return self.status
+        said = re.search(r"step (\d+)", str(self.get("error.message") or ""))
+        step = self.get("error.step") or self.get("loss.diverged_at_step") or (said and said[1])
+        return f"diverged at step {step}" if step else DIVERGED
+
 
 @dataclass
 class Runs:
@@ -109,70 +102,14 @@ class Runs:
         return sorted({r.label for r in self.records if r.label is not None})
 
 
-def schema_major(data: dict[str, Any]) -> int | None:
-    """The integer before the first point of ``schema_version``; None if there is none."""
-    head = str(data.get("schema_version", "")).split(".", 1)[0]
-    return int(head) if head.isdigit() else None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise Damaged(f"holds {name}, which strict JSON does not have")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise Damaged(f"holds the number {text}, which is no finite float")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise Damaged("holds the same key twice")
-    return made
-
-
-def parse(text: str) -> dict[str, Any]:
-    """Strict JSON object. Raises :class:`Damaged` with the reason."""
-    try:
-        data = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        raise Damaged(f"not JSON (line {error.lineno}: {error.msg})") from error
-    except RecursionError as error:
-        raise Damaged("nested too deeply") from error
-    if not isinstance(data, dict):
-        raise Damaged("not a JSON object")
-    return data
-
-
-def validate(data: dict[str, Any]) -> None:
-    """Required keys and their types, for our schema major. Raises :class:`Damaged`."""
-    missing = [key for key in REQUIRED if key not in data]
-    if missing:
-        raise Damaged(f"lacks {', '.join(missing)}")
-    if schema_major(data) is None:
-        raise Damaged(f"schema_version is {data['schema_version']!r}, not a version")
-    if not isinstance(data["arm"], dict) or not isinstance(data["arm_id"], str):
-        raise Damaged("arm is no object or arm_id no text")
-    absent = [key for key in ("experiment", "scale") if not isinstance(data["arm"].get(key), str)]
-    if absent:
-        raise Damaged(f"arm lacks {', '.join(absent)}")
-    if schema_major(data) != SCHEMA_MAJOR:
-        return  # its other keys are unknown to us
-    if data["status"] not in STATUSES:
-        raise Damaged(f"status is {data['status']!r}, not one of {', '.join(STATUSES)}")
-    for section in SECTIONS:
-        if data.get(section) is not None and not isinstance(data[section], dict):
-            raise Damaged(f"{section} is not an object")
-    if data["status"] == "ok":
-        lacks = [key for key in REQUIRED_OK.get(data["arm"].get("task", "train"), ()) if key not in data]
-        if lacks:
-            raise Damaged(f"status is ok and yet it lacks {', '.join(lacks)}")
-
-
 def _read(path: Path) -> dict[str, Any]:
+    """A regular file's JSON object: a pipe would wait for ever, a device or a folder is none."""
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise Damaged("not a regular file")
+        if found.st_size > LARGEST_FILE:
+            raise Damaged(f"{found.st_size / 1e6:.0f} MB large")
         return parse(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise Damaged("not UTF-8") from error
@@ -182,24 +119,30 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _follow(path: Path, root: Path, data: dict[str, Any]) -> dict[str, Any]:
     """The content that a reference record points to, under the referring record's experiment."""
+    check(data.get("reference"), shape()["reference"], "reference")
     target = (data.get("reference") or {}).get("record")
     if not target:
         return data
     for base in (path.parent, root):
         other = base / target
-        if other.is_file() and other.resolve() != path.resolve():
+        if os.path.lexists(other) and os.path.realpath(other) != os.path.realpath(path):
             content = _read(other)
             validate(content)
-            experiment = (data.get("arm") or {}).get("experiment") or path.relative_to(root).parts[0]
+            arm = data.get("arm")
+            experiment = (arm.get("experiment") if isinstance(arm, dict) else None) or path.relative_to(root).parts[0]
+            check(experiment, "name", "arm.experiment")
             return {**content, "arm": {**content["arm"], "experiment": experiment}}
     raise Damaged(f"refers to {target}, which is not there")
 
 
 def _find(root: Path) -> Iterator[tuple[Path, str | None]]:
-    for path in sorted(root.rglob("record.json")):
-        parts = path.relative_to(root).parts
-        label = parts[1] if parts[0] == REFERENCE_DIR and len(parts) > 2 else None
-        yield path, label
+    """Every record.json below the root with its reference label; linked folders are not entered."""
+    for folder, inner, files in os.walk(root):
+        inner.sort()
+        if "record.json" in files or "record.json" in inner:
+            path = Path(folder) / "record.json"
+            parts = path.relative_to(root).parts
+            yield path, parts[1] if parts[0] == REFERENCE_DIR and len(parts) > 2 else None
 
 
 def load(root: Path, *, warn=lambda line: print(line, file=sys.stderr)) -> Runs:
@@ -212,14 +155,16 @@ def load(root: Path, *, warn=lambda line: print(line, file=sys.stderr)) -> Runs:
         raise UserError(
             f"--runs {root}: not a folder; give the folder that holds <experiment>/<scale>/<arm-id>/record.json"
         )
-    records, damaged = [], []
+    records: list[Record] = []
+    damaged: list[tuple[Path, str]] = []
     for path, label in _find(root):
         try:
             data = _follow(path, root, _read(path))
             validate(data)
         except Damaged as reason:
-            damaged.append((path, str(reason)))
-            warn(f"skipped damaged record {path}: {reason}")
+            said = " ".join(str(reason).split())
+            damaged.append((path, said))
+            warn(f"skipped damaged record {path}: {said}")
             continue
         records.append(Record(path, data, label))
     records.sort(key=lambda r: (r.label is not None, r.label or "", str(r.path)))

@@ -11,24 +11,30 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from . import format as fmt
 from .axes import command, display
 from .claims import judged
-from .claims.base import FAILS, HOLDS, NOT_MEASURED
+from .claims.evidence import DISAGREES, FAILS, HOLDS, HOLDS_FORECAST, NOT_MEASURED, STATUSES
 from .collection import Collection
 from .metrics import metric
-from .published import FILES, Statement, paper
+from .published import FILES, Test, paper, unit_of
 from .records import Record, Runs
-from .tables import format as fmt
 from .tables import specs_for
 from .tables.cells import why
-from .tables.confront import Pair, coverage, covered_statements
-from .tables.render import html_table
+from .tables.coverage import Pair, coverage, covered_statements
 from .tables.spec import Table
 
 if TYPE_CHECKING:
     from .figures.render import Rendered
 
-ENVIRONMENT = (
+TAGS = {
+    HOLDS: "holds",
+    HOLDS_FORECAST: "by-forecast",
+    DISAGREES: "against-forecast",
+    FAILS: "fails",
+    NOT_MEASURED: "not",
+}
+ENVIRONMENT = [
     "package_version",
     "git_commit",
     "torch",
@@ -37,8 +43,8 @@ ENVIRONMENT = (
     "device_name",
     "driver",
     "power_limit_w",
-)
-ENVIRONMENT += ("cpu", "threads", "experts_implementation", "deterministic")
+]
+ENVIRONMENT += ["cpu", "threads", "experts_implementation", "deterministic"]
 
 
 @dataclass
@@ -84,10 +90,10 @@ def items_of(origins: list[Collection], tables: list[Table], figures: list[Rende
             item.tables = []
             item.commands = [command(spec.experiment, s, [])[0] for s in spec.scales]
         items.append(item)
-    for name, spec in FIGURES.items():
-        item = Item(name, spec.title, figures=[f for f in figures if f.name == name and f.files])
+    for name, drawn in FIGURES.items():
+        item = Item(name, drawn.title, figures=[f for f in figures if f.name == name and f.files])
         if not item.figures:
-            item.commands = [command(spec.experiment, s, [])[0] for s in spec.scales]
+            item.commands = [command(drawn.experiment, s, [])[0] for s in drawn.scales]
         items.append(item)
     return items
 
@@ -119,10 +125,10 @@ def _printed_value(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _printed_relation(statement: Statement, value: float | None, origin: str | None) -> dict[str, Any]:
-    m, printed = metric(statement.metric), statement.value
-    unit = "%" if statement.relation == "change_pct" else m.unit
-    named = statement.name.replace("_", " ")
+def _printed_relation(statement: Test, value: float | None, origin: str | None) -> dict[str, Any]:
+    printed, unit = statement.value, unit_of(statement)
+    named = (statement.name or metric(statement.metric).label).replace("_", " ")
+    named += f" ({statement.derived})" if statement.derived else ""
     return {
         "what": f"{statement.source}: {statement.quote}",
         "metric": f"{named} ({unit})" if unit else named,
@@ -159,11 +165,11 @@ def page(runs: Runs, origins: list[Collection], tables: list[Table], figures: li
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"html_table": lambda t: Markup(html_table(t)), "data_uri": data_uri, "display": display}
+    environment.globals |= {"data_uri": data_uri, "display": display, "tags": TAGS}
     return environment.get_template("report.html.j2").render(
         items=items_of(origins, tables, figures),
         claims=[(paper(name).title, [(c, v) for c, v in verdicts if c.paper == name]) for name in FILES],
-        tally=[(status, tally.get(status, 0)) for status in (HOLDS, FAILS, NOT_MEASURED)],
+        tally=[(status, tally.get(status, 0)) for status in STATUSES],
         coverages=[_coverage(name, origins) for name in FILES],
         statuses=sorted(Counter(r.status for r in runs.records if r.readable).items()),
         scales=sorted(Counter(r.scale for r in runs.records).items()),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from sonar_repro.errors import UserError
 
-from .axes import SCALES, command
+from .axes import command
 from .collection import Collection, collections
+from .conf import SCALES
 from .records import load
 from .tables import Spec, specs_for
 from .tables.build import build
@@ -31,9 +32,7 @@ def writable(out: Path) -> Path:
 
 
 def scales_of(spec: Spec, origins: list[Collection], scale: str | None, default: bool) -> list[str]:
-    """Scales at which to build a table: the one asked, else those recorded for its experiment, else smoke if it was
-    named.
-    """
+    """Scales at which to build a table: the one asked, else those recorded for its experiment, else smoke if named."""
     if scale is not None:
         return [scale] if scale in spec.scales else []
     recorded = {s for o in origins for s in o.scales(spec.experiments)}
@@ -62,13 +61,13 @@ def write_tables(runs: Path, out: Path, *, name: str | None, scale: str | None, 
     origins = collections(load(runs))
     made = build_tables(origins, name, scale)
     writable(out)
-    for t in made:
+    for t in made:  # all are written before any is printed: a closed pipe loses none
         write(t, out)
-        if show:
-            terminal(t)
     refused = [t for t in made if t.refused]
     for t in refused:
         print(f"error: {t.refused}", file=sys.stderr)
+    for t in made if show else []:
+        terminal(t)
     if not made:
         print(f"nothing to show from {runs}; make records: {_maker(name, scale, origins)}", file=sys.stderr)
     elif not show:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..collection import Collection
-from . import mesh, sonar
-from .base import Claim, Verdict, judge
+from ..published import FILES, Claim, paper
+from .evaluate import judge
+from .evidence import Verdict
 
-CLAIMS: tuple[Claim, ...] = (*sonar.CLAIMS, *mesh.CLAIMS)
+CLAIMS: tuple[Claim, ...] = tuple(claim for name in FILES for claim in paper(name).claims)
 
 
 def judged(origins: Sequence[Collection]) -> list[tuple[Claim, Verdict]]:

@@ -10,19 +10,21 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from ..published import paper
+from ..published import Claim, paper
 from ..tables.terminal import make_console
-from .base import FAILS, HOLDS, NOT_MEASURED, Claim, Verdict
+from .evidence import DISAGREES, FAILS, HOLDS, HOLDS_FORECAST, NOT_MEASURED, STATUSES, Verdict
 
 Found = Sequence[tuple[Claim, Verdict]]
-STYLES = {HOLDS: "green", FAILS: "red", NOT_MEASURED: "dim"}
+# One colour for a verdict whatever it rests on: green and red are measured, their paler kin are forecast.
+STYLES = {HOLDS: "green", HOLDS_FORECAST: "cyan", DISAGREES: "yellow", FAILS: "red", NOT_MEASURED: "dim"}
+WORDS = {HOLDS: "hold", FAILS: "fail"}
+WIDTH = max(map(len, STATUSES)) + 1
 
 
 def tally(found: Found) -> str:
-    """How many hold, fail and are not measured, in one line."""
+    """How many there are of each verdict, in one line."""
     counts = Counter(verdict.status for _, verdict in found)
-    words = {HOLDS: "hold", FAILS: "fail", NOT_MEASURED: "not measured"}
-    return ", ".join(f"{counts.get(status, 0)} {word}" for status, word in words.items())
+    return ", ".join(f"{counts.get(status, 0)} {WORDS.get(status, status)}" for status in STATUSES)
 
 
 def show(found: Found, console: Console | None = None) -> None:
@@ -33,16 +35,16 @@ def show(found: Found, console: Console | None = None) -> None:
         if claim.paper != last:
             console.print(Text(f"\n{paper(claim.paper).title}", style="bold"))
             last = claim.paper
-        head = Text(f"{verdict.status:<13}", style=STYLES[verdict.status])
+        head = Text(f"{verdict.status:<{WIDTH}}", style=STYLES[verdict.status])
         console.print(head + Text(f"{claim.section}: {claim.sentence}", style=""))
         said = "; ".join(part for part in (verdict.figures, verdict.evidence and f"[{verdict.evidence}]") if part)
         if said:
-            console.print(Padding(Text(said, style="dim"), (0, 0, 0, 13), expand=False))
+            console.print(Padding(Text(said, style="dim"), (0, 0, 0, WIDTH), expand=False))
     console.print(Text(f"\n{tally(found)}", style="bold"))
 
 
 def markdown(found: Found) -> str:
-    """One table a paper."""
+    """One table per paper."""
     out = [f"Claims: {tally(found)}.", ""]
     last = None
     for claim, verdict in found:

@@ -12,15 +12,16 @@ from ..collection import Collection
 
 @dataclass
 class Drawn:
-    """A drawn figure, or none with ``missing`` set. ``label`` is the reference set it was drawn from, if not own
-    runs.
+    """A drawn figure, or none with ``missing`` set.
+
+    ``label`` is the reference set it was drawn from, if not own runs; ``setting`` is written into the image.
     """
 
     figure: Figure | None
     caption: str = ""
     label: str | None = None
     missing: bool = False
-    note: str | None = None
+    setting: str = ""  # model, backend, batch: what the image must say of itself
 
 
 @dataclass(frozen=True)

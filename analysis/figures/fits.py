@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.patches import Patch
 
 from ..axes import display
-from ..cards import cards, smallest
 from ..collection import Collection
+from ..conf import cards, smallest
 from ..records import Record
-from ..tables.confront import setup
-from ..tables.practice import fits_records, peak_gb
+from ..tables.coverage import setup
+from ..tables.fits import fits_records, peak_gb
 from . import style
 from .base import Drawn, FigureSpec
 
@@ -23,16 +24,21 @@ TOO_LARGE = "#BDBDBD"
 
 def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     """Rows are optimizer and method, columns models."""
-    found, sources = fits_records(origins, scale)
+    found: dict[tuple, Record] = {}
+    sources: list[str | None] = []
+    for origin in origins:  # the user's own forecasts first; of a reference set those that are not among them
+        added = {(_row(r), str(r.arm.get("model"))): r for r in fits_records(origin, scale)}
+        sources += [origin.label] if added.keys() - found.keys() else []
+        found = {**added, **found}
     if not found:
         return Drawn(None, missing=True)
-    rows = list(dict.fromkeys(map(_row, found)))
-    models = list(dict.fromkeys(str(r.arm.get("model")) for r in found))
+    rows = sorted(dict.fromkeys(row for row, _ in found))
+    models = sorted(dict.fromkeys(model for _, model in found))
     listed = cards()
     levels, texts = np.full((len(rows), len(models)), np.nan), {}
-    for r in found:
-        place = rows.index(_row(r)), models.index(str(r.arm.get("model")))
-        peak = peak_gb(r)
+    for (row, model), r in found.items():
+        place = rows.index(row), models.index(model)
+        peak = peak_gb(r) or 0.0
         card = smallest(peak)
         levels[place] = listed.index(card) if card else len(listed)
         texts[place] = f"{peak:.1f} GB\n" + (_short(card.title) if card else "no listed card")
@@ -54,13 +60,22 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
+    if np.isnan(levels).any():
+        blank = Patch(facecolor="white", edgecolor="#888888", label="white: no forecast recorded")
+        figure.legend(handles=[blank], loc="outside lower left", frameon=False, fontsize=7.5)
+    batches = ", ".join(str(b) for b in sorted({r.arm.get("batch_size") or 0 for r in found.values()}))
     caption = "Forecast reserved peak (GB = 1e9 bytes) and the smallest listed card that holds it with a CUDA context."
-    return Drawn(figure, caption, " and ".join(label or "your runs" for label in sources) if any(sources) else None)
+    return Drawn(
+        figure,
+        caption,
+        " and ".join(label or "your runs" for label in sources) if any(sources) else None,
+        setting=f"batch {batches}",
+    )
 
 
 def _row(record: Record) -> tuple[str, str]:
     """(optimizer, method with what differs from the usual set-up)."""
-    return str(record.arm.get("optimizer")), setup({**record.arm, "optimizer": "adamw"})
+    return str(record.arm.get("optimizer")), setup({**record.arm, "optimizer": "adamw", "batch_size": 2})
 
 
 def _short(title: str) -> str:

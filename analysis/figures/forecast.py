@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .. import conf
 from ..axes import display
 from ..collection import Collection
 from ..published import paper
-from ..tables.accuracy import MEMORY_SOURCES, PEAKS
-from ..tables.confront import rows
-from ..tables.speed import curve
+from ..tables.coverage import rows
+from ..tables.forecast_memory import MEMORY_SOURCES, PEAKS
+from ..tables.forecast_time import curve
 from . import style
 from .base import Drawn, FigureSpec
 
@@ -18,41 +19,42 @@ BASE = "standard_global_clip"
 
 def draw_errors(origins: Sequence[Collection], scale: str) -> Drawn:
     """Error in percent of every printed peak that has a forecast, allocated and reserved."""
-    pairs = [p for p in rows("sonar", scale, list(origins), MEMORY_SOURCES) if p.metric in PEAKS]
-    pairs = [p for p in pairs if p.error is not None]
+    pairs = [
+        p for p in rows("sonar", scale, list(origins), MEMORY_SOURCES) if p.metric in PEAKS and p.error is not None
+    ]
     if not pairs:
         return Drawn(None, missing=True)
     figure, panels = style.new(2, 2.7, sharey=True)
-    for axes, name, title, goal in zip(panels, PEAKS, ("Peak allocated", "Peak reserved"), (1.0, 2.0)):
+    for axes, name, title, goal in zip(panels, PEAKS, PEAKS.values(), (1.0, 2.0)):
         axes.axhspan(-goal, goal, color="#EEEEEE", zorder=0)
         axes.axhline(0, color="#888888", linewidth=0.8)
         for source, colour, marker in zip(
             MEMORY_SOURCES, (style.BLUE, style.ORANGE, style.VERMILLION, style.GREEN), "o^sD"
         ):
             found = [p for p in pairs if p.metric == name and p.source == source]
-            axes.plot(
-                [p.published for p in found], [p.error for p in found], marker, color=colour, label=source, alpha=0.85
-            )
+            errors = [p.error or 0.0 for p in found]
+            axes.plot([p.published for p in found], errors, marker, color=colour, label=source, alpha=0.85)
         axes.set_title(f"{title} (grey: goal of ±{goal:g}%)")
         axes.set_xlabel("Printed peak (GB)")
     panels[0].set_ylabel("Error of the forecast (%)")
-    largest = max(abs(p.error) for p in pairs)
+    largest = max(abs(p.error or 0.0) for p in pairs)
     panels[0].set_ylim(-max(2.5, 1.2 * largest), max(2.5, 1.2 * largest))
     style.outside_legend(figure, panels[0], 5)
-    return Drawn(
-        figure, "Forecast peak memory against every printed peak of Tables 1, 3, 6 and 8; nothing is fitted.", None
-    )
+    caption = "Forecast peak memory against every printed peak of Tables 1, 3, 6 and 8; nothing is fitted."
+    models = " and ".join(dict.fromkeys(display("model", p.axes["model"]) for p in pairs))
+    return Drawn(figure, caption, setting=f"{models} · batch {pairs[0].axes['batch_size']}")
 
 
 def draw_hosts(origins: Sequence[Collection], scale: str) -> Drawn:
     """Change of step time against global clipping over the host's speed, with the printed changes as dashed lines."""
+    backend = conf.arms("table1", scale)["backend"][0]
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for origin in origins:
-        found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        for model in ("olmoe", "granite"):
-            for r in origin.of("table1", scale):
-                points = curve(r.get("time.forecast.host_curve")) if r.arm.get("model") == model else []
-                if points and r.arm.get("backend") == "sonicmoe":
-                    found.setdefault(model, {})[str(r.arm.get("method"))] = points
+        found = {}
+        for r in origin.of("table1", scale):
+            points = curve(r) if r.arm.get("backend") == backend else []
+            if points:
+                found.setdefault(str(r.arm.get("model")), {})[str(r.arm.get("method"))] = points
         found = {m: c for m, c in found.items() if BASE in c and len(c) > 1}
         if found:
             break
@@ -62,12 +64,12 @@ def draw_hosts(origins: Sequence[Collection], scale: str) -> Drawn:
     for axes, (model, methods) in zip(panels, found.items()):
         base = dict(methods[BASE])
         for method, points in methods.items():
-            if method == BASE or method not in style.METHOD_COLOURS:
+            if method == BASE:
                 continue
             line = [(x, 100 * (y - base[x]) / base[x]) for x, y in points if base.get(x)]
-            colour = style.METHOD_COLOURS[method]
-            axes.plot(*zip(*line), color=colour, marker=style.METHOD_MARKERS[method], label=display("method", method))
-            row = paper("sonar").find("Table 1", {"model": model, "backend": "sonicmoe", "method": method})
+            colour, marker = style.look("method", method)
+            axes.plot(*zip(*line), color=colour, marker=marker, label=display("method", method))
+            row = paper("sonar").find("Table 1", {"model": model, "backend": backend, "method": method})
             if row and "step_ms" in row.changes_pct:
                 axes.axhline(row.changes_pct["step_ms"], color=colour, linewidth=1, linestyle=(0, (4, 2)))
         axes.axvline(1, color="#888888", linewidth=0.8, linestyle=":")
@@ -81,7 +83,7 @@ def draw_hosts(origins: Sequence[Collection], scale: str) -> Drawn:
     )
     style.outside_legend(figure, panels[0], 2)
     caption = "Forecast change of step time over the host's speed; dashed: printed. No host is picked to fit."
-    return Drawn(figure, caption, origin.label)
+    return Drawn(figure, caption, origin.label, setting=display("backend", backend))
 
 
 ERRORS_SPEC = FigureSpec(

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from .. import conf
+from ..axes import display
 from ..collection import Collection
 from ..records import Record
-from ..tables.mesh import ADAMW, ALL_TABLES, DIRECT, MESH, MESH_B, NAMES
 from . import style
 from .base import Drawn, FigureSpec
 
-ORDER = list(NAMES)  # fixes each optimizer's colour and marker, whatever is recorded
-EXPERIMENTS = ("mesh_table1", "mesh_table2", "mesh_table3", "mesh_table4")
-CURVES = (ADAMW, DIRECT, MESH, MESH_B)
+EXPERIMENTS = tuple(e for e in conf.options("experiment") if e.startswith("mesh_table"))
 
 
-def look(name: str) -> tuple[str, str]:
-    """(colour, marker) of an optimizer; beyond eight, colours repeat with other markers."""
-    place = ORDER.index(name) if name in ORDER else len(ORDER)
-    shift = place + place // len(style.CYCLE)
-    return style.CYCLE[place % len(style.CYCLE)], style.MARKERS[shift % len(style.MARKERS)]
+Point = tuple[str, float, float, float | None]  # optimizer, state in GB, mean loss, spread
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
@@ -38,7 +34,7 @@ def curves(records: Sequence[Record]) -> np.ndarray | None:
     for record in records:
         series = record.get("loss.train")
         listed = series if isinstance(series, list) else []
-        values = np.array([np.nan if v is None else float(v) for v in listed], dtype=float)
+        values = np.array([np.nan if v is None else v for v in listed], dtype=float)
         if np.isfinite(values).sum() > 1:
             steps, known = np.arange(len(values)), np.isfinite(values)
             rows.append(np.interp(steps, steps[known], values[known]))
@@ -47,8 +43,9 @@ def curves(records: Sequence[Record]) -> np.ndarray | None:
 
 def draw_curves(origins: Sequence[Collection], scale: str) -> Drawn:
     """Mean training loss over the seeds, a band from the lowest to the highest, and the last fifth enlarged."""
+    shown = conf.arms("mesh_table1", scale)["optimizer"]
     for origin in origins:
-        found = {o: origin.arm({"model": "nanowhale", "optimizer": o}, scale, "mesh_table1").ok for o in CURVES}
+        found = {o: origin.arm({"model": "nanowhale", "optimizer": o}, scale, "mesh_table1").ok for o in shown}
         series = {o: c for o, records in found.items() if (c := curves(records)) is not None}
         if series:
             break
@@ -58,12 +55,12 @@ def draw_curves(origins: Sequence[Collection], scale: str) -> Drawn:
     steps = max(c.shape[1] for c in series.values())
     width = max(1, steps // 40)
     for name, values in series.items():
-        colour, _ = look(name)
+        colour, _ = style.look("optimizer", name)
         smoothed = np.array([smooth(row, width) for row in values])
         x = np.arange(1, smoothed.shape[1] + 1)
         late = x > 0.8 * steps
         for axes, part in zip(panels, (slice(None), late)):
-            axes.plot(x[part], smoothed.mean(axis=0)[part], color=colour, label=NAMES[name])
+            axes.plot(x[part], smoothed.mean(axis=0)[part], color=colour, label=display("optimizer", name))
             low, high = smoothed.min(axis=0)[part], smoothed.max(axis=0)[part]
             axes.fill_between(x[part], low, high, color=colour, alpha=0.18, linewidth=0)
     for axes, title in zip(panels, ("Whole run", "Last fifth")):
@@ -73,28 +70,34 @@ def draw_curves(origins: Sequence[Collection], scale: str) -> Drawn:
     style.outside_legend(figure, panels[0], 4)
     seeds = max(len(c) for c in series.values())
     caption = f"Training loss, mean of up to {seeds} seeds with their range, running mean over {width} steps; measured."
-    return Drawn(figure, caption, origin.label, missing=len(series) < len(CURVES))
+    return Drawn(figure, caption, origin.label, len(series) < len(shown), _setting(scale))
 
 
 def draw_frontier(origins: Sequence[Collection], scale: str) -> Drawn:
     """Optimizer state plus hidden buffer against evaluation loss, one marker an optimizer, bars for the seeds."""
+    expected = {o for e in EXPERIMENTS for o in conf.arms(e, scale)["optimizer"]}
+    points: list[Point] = []
     for origin in origins:
         points = _points(origin, scale)
         if len(points) > 1:
             break
     else:
         return Drawn(None, missing=True)
-    groups = [points]
-    if len(near := _near(points)) < len(points):
-        groups.append(near)
+    near = _near(points)
+    groups = [points, near] if len(near) < len(points) else [points]
     figure, panels = style.new(len(groups), 3.6, width=6.0 if len(groups) == 1 else 8.6)
     unit, symbol = (1e-3, "MB") if max(p[1] for p in points) < 1 else (1, "GB")
     for axes, group in zip(panels, groups):
         for optimizer, size, loss, spread in group:
-            colour, marker = look(optimizer)
-            look_of_it = {"color": colour, "marker": marker, "markersize": 7, "linestyle": "none", "alpha": 0.85}
-            name = NAMES.get(optimizer, optimizer)
-            axes.errorbar(size / unit, loss, yerr=spread, capsize=3, elinewidth=1, label=name, **look_of_it)
+            colour, marker = style.look("optimizer", optimizer)
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": marker,
+                "linestyle": "none",
+                "alpha": 0.85,
+            }
+            name = display("optimizer", optimizer)
+            axes.errorbar(size / unit, loss, yerr=spread, capsize=3, elinewidth=1, markersize=7, label=name, **look)
         axes.set_xlabel(f"Optimizer state and hidden buffer ({symbol})")
         axes.margins(x=0.08, y=0.12)
     panels[0].set_ylabel("Evaluation loss (nats per token)")
@@ -105,10 +108,10 @@ def draw_frontier(origins: Sequence[Collection], scale: str) -> Drawn:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=7.5, frameon=False)
     caption = "Memory–quality frontier: lower left is better; bars are a standard deviation over seeds; measured."
-    return Drawn(figure, caption, origin.label, missing=len(points) < len(_expected()))
+    return Drawn(figure, caption, origin.label, len(points) < len(expected), _setting(scale))
 
 
-def _near(points: list[tuple[str, float, float, float | None]]) -> list[tuple[str, float, float, float | None]]:
+def _near(points: list[Point]) -> list[Point]:
     """The points in the lowest quarter of the range of losses, if they are more than one; else all."""
     losses = [loss for _, _, loss, _ in points]
     bound = min(losses) + 0.25 * (max(losses) - min(losses))
@@ -116,16 +119,17 @@ def _near(points: list[tuple[str, float, float, float | None]]) -> list[tuple[st
     return near if len(near) > 1 else points
 
 
-def _expected() -> list[str]:
-    specs = [t for t in ALL_TABLES if t.name in EXPERIMENTS]
-    return list(dict.fromkeys(row["optimizer"] for t in specs for row in t.rows("smoke")))
+def _setting(scale: str) -> str:
+    """Model and batch of the MESH experiments."""
+    usual = {axis: values[0] for axis, values in conf.arms("mesh_table1", scale).items()}
+    return f"{display('model', usual['model'], scale)} · batch {usual['batch_size']} × {usual['accumulation']}"
 
 
-def _points(origin: Collection, scale: str) -> list[tuple[str, float, float, float | None]]:
+def _points(origin: Collection, scale: str) -> list[Point]:
     """(optimizer, state in GB, mean loss, spread) of every optimizer that was recorded."""
-    recorded = [r.arm.get("optimizer") for e in EXPERIMENTS for r in origin.of(e, scale)]
-    points = []
-    for name in sorted(set(recorded), key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), str(n))):
+    recorded = [str(r.arm.get("optimizer")) for e in EXPERIMENTS for r in origin.of(e, scale)]
+    known, points = style.order("optimizer"), []
+    for name in sorted(set(recorded), key=lambda n: (known.index(n) if n in known else len(known), str(n))):
         arm = origin.arm({"model": "nanowhale", "optimizer": name}, scale, "mesh_table1")
         loss, state = arm.value("heldout_loss"), arm.value("optimizer_state_gb").mean
         hidden = arm.value("hidden_buffer_gb").mean or 0.0

@@ -38,17 +38,24 @@ class Rendered:
 
 
 def draw(spec: FigureSpec, origins: Sequence[Collection], scale: str) -> Drawn:
-    """Draw in the house style, whatever matplotlib is set to outside."""
-    with matplotlib.rc_context({**RC, "svg.hashsalt": f"{spec.name}{scale}"}):
-        return spec.draw(origins, scale)
+    """Draw in the house style, whatever matplotlib is set to outside; the image itself says what it is of."""
+    with matplotlib.rc_context(RC | {"svg.hashsalt": f"{spec.name}{scale}"}):
+        drawn = spec.draw(origins, scale)
+        if drawn.figure is not None:
+            source = f"reference: {drawn.label}" if drawn.label else ""
+            said = " · ".join(part for part in (f"{scale} scale", drawn.setting, source) if part)
+            drawn.figure.supxlabel(said, x=0.995, ha="right", fontsize=7, color="#555555")
+        return drawn
 
 
 def encode(figure: Figure, formats: Sequence[str], salt: str = "") -> dict[str, bytes]:
     """The figure's bytes in each format; the layout is worked out once, at the first."""
     files = {}
-    with matplotlib.rc_context({**RC, "svg.hashsalt": salt}):
-        figure.get_layout_engine().execute(figure)
-        figure.set_layout_engine(None)
+    with matplotlib.rc_context(RC | {"svg.hashsalt": salt}):
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
+        figure.set_layout_engine("none")
         for kind in formats:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata=METADATA[kind])
@@ -65,6 +72,7 @@ def render(spec: FigureSpec, origins: Sequence[Collection], scale: str, formats:
 
 def _work(job: tuple[str, str, Sequence[str]]) -> Rendered:
     name, scale, formats = job
+    assert _SHARED is not None, "set before the workers are forked"
     origins, specs = _SHARED
     return render(specs[name], origins, scale, formats)
 

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import matplotlib
+import functools
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-matplotlib.use("Agg")  # no display is needed
+from .. import conf
 
 # Okabe and Ito, "Color Universal Design" (2008): distinguishable with any common colour-vision deficiency.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
-METHOD_COLOURS = {
-    "standard_global_clip": VERMILLION,
-    "standard_no_expert_clip": ORANGE,
-    "standard_no_clip": PURPLE,
-    "optimizer_in_backward": GREEN,
-    "sonar": BLUE,
-    "sonar_per_expert": SKY,
-}
-METHOD_MARKERS = {
-    "standard_global_clip": "o",
-    "standard_no_expert_clip": "s",
-    "standard_no_clip": "v",
-    "optimizer_in_backward": "D",
-    "sonar": "^",
-    "sonar_per_expert": "P",
-}
 # Paul Tol's "light" scheme for filled areas under black text; kept apart from the methods' colours.
 AREAS = {
     "weights": "#DDDDDD",
@@ -40,11 +26,12 @@ AREAS = {
     "other": "#BBCC33",
 }
 KINDS = {"forward_backward_ms": "#99DDFF", "clipping_ms": "#EE8866", "optimizer_ms": "#44BB99", "idle_ms": "#EEEEEE"}
-CYCLE = (BLACK, VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY, "#666666")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+CYCLE = (VERMILLION, ORANGE, GREEN, BLUE, PURPLE, SKY, BLACK, "#666666")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+FIRST = {"method": "table1", "optimizer": "mesh_table1"}  # whose sweep takes the first colours
 
 WIDTH = 7.0  # inches: a text block of two columns; 3.4 for one
-RC = {
+RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "axes.titlesize": 9,
@@ -68,8 +55,20 @@ RC = {
 }
 
 
+@functools.cache
+def order(axis: str) -> list[str]:
+    """Every value of an axis, those of the papers' main tables first: it fixes each one's colour and marker."""
+    return list(dict.fromkeys([*conf.arms(FIRST[axis], "paper")[axis], *conf.options(axis)]))
+
+
+def look(axis: str, value: str) -> tuple[str, str]:
+    """(colour, marker) of a method or an optimizer in every figure; beyond eight, colours repeat with other markers."""
+    place = order(axis).index(value) if value in order(axis) else len(order(axis))
+    return CYCLE[place % len(CYCLE)], MARKERS[(place + place // len(CYCLE)) % len(MARKERS)]
+
+
 def new(
-    columns: int = 1, height: float = 2.8, width: float = WIDTH, rows: int = 1, **kwargs
+    columns: int = 1, height: float = 2.8, width: float = WIDTH, rows: int = 1, **kwargs: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure with its axes as a flat list; the style is set by :func:`analysis.figures.render.draw`."""
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -78,7 +77,7 @@ def new(
     return figure, list(axes.flat)
 
 
-def outside_legend(figure: Figure, axes: Axes, columns: int, **kwargs) -> None:
+def outside_legend(figure: Figure, axes: Axes, columns: int, **kwargs: Any) -> None:
     """One legend above all axes, in the order the artists were drawn, each name once."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles))

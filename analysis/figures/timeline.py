@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
+from .. import conf
 from ..axes import display
 from ..collection import Collection
 from ..metrics import GB
+from ..records import Record
 from . import style
 from .base import Drawn, FigureSpec
 
-METHODS = ("standard_global_clip", "sonar")
 NAMES = {
     "weights": "Weights",
     "optimizer_state": "Optimizer state",
@@ -46,9 +48,11 @@ def parse(data: Any) -> Timeline | None:
         return None
     try:
         made = _by_owner(data) if isinstance(data.get("bytes"), dict) else _by_event(data)
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
         return None
     if made.live.ndim != 2 or made.live.shape != (len(made.owners), len(made.events)) or not len(made.events):
+        return None
+    if not (np.isfinite(made.live).all() and np.isfinite(made.events).all()):
         return None
     return thin(made)
 
@@ -62,8 +66,7 @@ def _by_owner(data: dict[str, Any]) -> Timeline:
 
 
 def _marks(events: np.ndarray, regions: Sequence[str]) -> list[tuple[float, str]]:
-    """Where forward, backward and the closing optimizer step begin; an optimizer call inside backward begins"
-    " nothing."""
+    """Where forward, backward and the closing optimizer step begin; a call inside backward begins nothing."""
     marks = [(float(events[regions.index(name)]), name) for name in ("forward", "backward") if name in regions]
     start = len(regions)
     while start and regions[start - 1] == "optimizer":
@@ -92,7 +95,7 @@ def thin(timeline: Timeline, most: int = MOST_POINTS) -> Timeline:
     return Timeline(timeline.owners, timeline.events[keep], timeline.live[:, keep], timeline.marks)
 
 
-def _panel(axes, timeline: Timeline, unit: float, title: str) -> None:
+def _panel(axes: Axes, timeline: Timeline, unit: float, title: str) -> None:
     order = [o for o in style.AREAS if o in timeline.owners] + [o for o in timeline.owners if o not in style.AREAS]
     rows = [timeline.live[timeline.owners.index(o)] / unit for o in order]
     share = 100 * (timeline.events - timeline.events[0]) / max(timeline.events[-1] - timeline.events[0], 1)
@@ -109,7 +112,7 @@ def _panel(axes, timeline: Timeline, unit: float, title: str) -> None:
     axes.set_xlabel("Events of one step (%)")
 
 
-def _name_marks(axes, timeline: Timeline) -> None:
+def _name_marks(axes: Axes, timeline: Timeline) -> None:
     """Names of the phases under the top edge, each in the middle of its span, where it is wide enough for its name."""
     first, span = timeline.events[0], max(timeline.events[-1] - timeline.events[0], 1)
     starts = [(100 * (event - first) / span, name) for event, name in timeline.marks]
@@ -123,16 +126,17 @@ def _name_marks(axes, timeline: Timeline) -> None:
 def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     """Standard and Sonar-MoE side by side, on one y axis; the first origin that has both timelines."""
     found: dict[str, Timeline] = {}
-    record, label = None, None
+    record: Record | None = None
+    label, methods = None, conf.arms("figure2", scale)["method"]
     for origin in origins:
-        for method in METHODS:
+        for method in methods:
             for r in origin.of("figure2", scale):
                 timeline = parse(r.data.get("timeline")) if r.arm.get("method") == method else None
                 if timeline and method not in found:
                     found[method], record, label = timeline, r, origin.label
         if found:
             break
-    if not found:
+    if record is None:
         return Drawn(None, missing=True)
     figure, panels = style.new(len(found), 3.4, sharey=True)
     top = max(t.live.sum(axis=0).max() for t in found.values())
@@ -147,7 +151,9 @@ def draw(origins: Sequence[Collection], scale: str) -> Drawn:
     source = "forecast" if record.get("memory.source") == "forecast" else "measured"
     model = display("model", record.arm.get("model"), scale)
     caption = f"Memory over one training step by owner, {model}; {source}; 1 GB = 1e9 bytes."
-    return Drawn(figure, caption, label, missing=len(found) < len(METHODS))
+    backend = display("backend", record.arm.get("backend"))
+    setting = f"{model} · {backend} · batch {record.arm.get('batch_size')}"
+    return Drawn(figure, caption, label, len(found) < len(methods), setting)
 
 
 SPEC = FigureSpec("figure2", "Figure 2: memory over one step", "figure2", ("smoke", "forecast", "paper"), draw)

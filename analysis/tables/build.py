@@ -1,6 +1,4 @@
-"""From a spec and records to a laid-out table: rows, groups, changes, footnotes, sources, and the commands of
-missing arms.
-"""
+"""From a spec and records to a laid-out table: rows, groups, changes, footnotes, sources, commands of missing arms."""
 
 from __future__ import annotations
 
@@ -10,16 +8,19 @@ from typing import Any
 
 from sonar_repro.errors import UserError
 
+from .. import format as fmt
 from ..axes import DEFAULTS, GROUPS, axis, command, display
 from ..collection import Arm, Collection, check_same_data, is_further
 from ..metrics import metric
 from ..published import STAND_INS, Paper, Row, paper
 from ..records import Record
-from . import format as fmt
-from .cells import Line, Look, Setting, applies, cells, headers
+from . import remarks
+from .cells import Line, Setting, Style, applies, cells, headers
 from .notes import noise_notes, notes_of
-from .render import spans
 from .spec import Block, Cell, Column, Custom, Header, Table, TableSpec
+
+# Axes of a record that are no column and no label of any table.
+UNSHOWN = ("accumulation_mode", "outputs", "data", "parallel", "processes", "gpu")
 
 
 class Builder:
@@ -29,8 +30,7 @@ class Builder:
         self.spec, self.scale = spec, scale
         self.origins = list(origins)
         self.paper: Paper | None = paper(spec.paper) if spec.paper and spec.source else None
-        columns = spec.columns(scale, self.origins) if callable(spec.columns) else spec.columns
-        self.columns = [c for c in columns if scale in (c.only or metric(c.metric).scales)]
+        self.columns = spec.columns_at(scale, self.origins)
         self.setting = Setting(scale, self.paper, spec.from_scratch)
         self.grid = [{**row, **c.where} for row in spec.rows(scale) for c in self.columns]
         self.table = Table(spec.name, spec.title, scale)
@@ -65,9 +65,9 @@ class Builder:
         return line
 
     def _printed(self, axes: Mapping[str, Any]) -> Row | None:
-        if self.paper is None:
+        if self.paper is None or self.spec.source is None:
             return None
-        stand_in = STAND_INS.get(axes.get("backend")) if self.scale == "smoke" else None
+        stand_in = STAND_INS.get(str(axes.get("backend"))) if self.scale == "smoke" else None
         return self.paper.find(self.spec.source, {**axes, "backend": stand_in} if stand_in else axes)
 
     def _extras(self, origin: Collection, lines: list[Line]) -> list[Line]:
@@ -76,10 +76,10 @@ class Builder:
         found: dict[tuple, list[Record]] = {}
         for r in origin.of(self.spec.experiment, self.scale):
             if axis(r, "task") == "train" and id(r) not in shown:
-                axes = {k: axis(r, k) for k in GROUPS if k in r.arm}
+                axes = tuple((k, axis(r, k)) for k in GROUPS if k in r.arm)
                 further = r.data["arm_id"] if is_further(r) else None
-                found.setdefault((*axes.items(), ("arm_id", further)), []).append(r)
-        return [self._extra(dict(key[:-1]), records, key[-1][1]) for key, records in found.items()]
+                found.setdefault((axes, tuple(r.arm.get(k) for k in UNSHOWN), further), []).append(r)
+        return [self._extra(dict(key[0]), records, key[-1]) for key, records in found.items()]
 
     def _extra(self, axes: dict[str, Any], records: list[Record], further: str | None) -> Line:
         """A row of records that were not looked up by axes; a column for another arm stays empty."""
@@ -90,10 +90,36 @@ class Builder:
             line.bases[c] = line.printed_bases[c] = line.printed[c] = None
         return line
 
+    def _distinct(self, lines: list[Line], own: bool) -> list[Line]:
+        """Rows of which no two have the same labels.
+
+        What repeats a row of an experiment file does not belong to it and is left out; in a table of the user's own
+        the axes that differ become part of the label, or the arm's id where none does.
+        """
+        alike: dict[tuple, list[Line]] = {}
+        for line in lines:
+            alike.setdefault(tuple(c.text for c in self._labels(line)), []).append(line)
+        left_out = []
+        for members in (m for m in alike.values() if len(m) > 1):
+            arms = [{**line.axes, **_records_axes(line)} for line in members]
+            differing = [
+                k for k in dict.fromkeys(k for a in arms for k in a) if len({repr(a.get(k)) for a in arms}) > 1
+            ]
+            for line, axes in zip(members, arms):
+                if line.extra and not line.further and not members[0].extra:
+                    left_out.append(line)
+                elif line.extra:
+                    told = [f"{k}={axes.get(k)}" for k in differing]
+                    line.suffix = f" [{', '.join(told) if told and not line.further else _id(line)}]"
+        if left_out and own:
+            ids = ", ".join(dict.fromkeys(map(_id, left_out)))
+            self.table.notes.append(f"Not shown, since a row has their axes already: {ids}.")
+        return [line for line in lines if line not in left_out]
+
     def _origin(self, origin: Collection) -> None:
         lines = [self._line(origin, axes) for axes in self.spec.rows(self.scale)]
         if self.spec.extras:
-            lines += self._extras(origin, lines)
+            lines = self._distinct(lines + self._extras(origin, lines), own=origin.label is None)
         recorded = any(a.by_seed for line in lines for a in line.arms.values())
         if origin.label is not None:  # a reference set need not be complete
             lines = [line for line in lines if any(a.by_seed for a in line.arms.values())]
@@ -118,24 +144,22 @@ class Builder:
             self._check(members, key)
         title = f"reference: {origin.label}" if origin.label else ("your runs" if len(self.origins) > 1 else None)
         unfolded = {c: headers(c, self.setting) for c in self.columns}
-        block = Block(
-            title, [Header(text) for _, text in self.spec.labels] + [h for made in unfolded.values() for h in made]
-        )
+        named = [Header(text) for _, text in self.spec.labels]
+        block = Block(title, named + [h for made in unfolded.values() for h in made])
         decimals = {c: self._decimals(c, lines) for c in self.columns}
         margin = self._margin(lines)
         for members in groups.values():
             block.groups.append(len(block.rows))
-            looks = {
-                c: Look(d, self._lowest(c, members, d) if c.bold else None, None, margin) for c, d in decimals.items()
-            }
+            lowest = {c: self._lowest(c, members, d) if c.bold else None for c, d in decimals.items()}
+            styles = {c: Style(d, lowest[c], None, margin) for c, d in decimals.items()}
             for line in members:
-                self._row(block, origin, line, unfolded, looks)
+                self._row(block, origin, line, unfolded, styles)
         if self.spec.remarks:
-            found = self.spec.remarks(Remarks(self, lines, origin))
+            found = getattr(remarks, self.spec.remarks)(Context(self, lines, origin))
             self.table.notes += [f"{block.title}: {n}" if block.title and origin.label else n for n in found]
         self.table.blocks.append(self._without_empty(block))
 
-    def _row(self, block: Block, origin: Collection, line: Line, unfolded: dict, looks: dict) -> None:
+    def _row(self, block: Block, origin: Collection, line: Line, unfolded: dict, styles: dict) -> None:
         row = self._labels(line)
         raw: dict[str, Any] = {
             "table": self.spec.name,
@@ -148,7 +172,7 @@ class Builder:
                 row += [Cell() for _ in unfolded[c]]
                 continue
             self.used |= {r.name: r for r in line.arms[c].records}
-            row += cells(c, line, self.setting, looks[c], raw)
+            row += cells(c, line, self.setting, styles[c], raw)
         seen = False  # the state of a row that is not ok is said once
         for cell in row:
             if cell.kind == "status" and len({id(a) for a in line.arms.values()}) == 1:
@@ -176,9 +200,7 @@ class Builder:
         return fmt.decimals_for([line.arms[c].value(m).mean for line in lines], m.decimals)
 
     def _margin(self, lines: list[Line]) -> float | None:
-        """Relative error of this table's own reserved forecasts, the stated 2% at least; None where nothing is
-        capped.
-        """
+        """Relative error of this table's own reserved forecasts, 2% at least; None where nothing is capped."""
         if self.scale != "forecast" or not any(c.status for c in self.columns):
             return None
         errors = [0.02]
@@ -213,12 +235,13 @@ class Builder:
             if line.further:
                 made[-1].text += " *"
                 made[-1].reasons.append(f"Run with further overrides: {line.further}.")
+            made[-1].text += line.suffix
         return made
 
     def _without_empty(self, block: Block) -> Block:
         """Drop metrics that no row has, ours or printed, and say why once."""
         keep: list[int] = []
-        for start, end in spans(block):
+        for start, end in block.spans():
             members = [row[i] for row in block.rows for i in range(start, end)]
             if block.headers[start].kind == "label" or any(c.text != fmt.DASH for c in members):
                 keep += range(start, end)
@@ -246,8 +269,18 @@ class Builder:
             self.table.commands += command(self.spec.experiment, self.scale, [] if whole else unique, self.grid)
 
 
+def _records_axes(line: Line) -> dict[str, Any]:
+    """The axes that no column shows, of the records of one row."""
+    record = next((r for a in line.arms.values() for r in a.records), None)
+    return {k: record.arm.get(k) for k in UNSHOWN} if record else {}
+
+
+def _id(line: Line) -> str:
+    return next((r.data["arm_id"] for a in line.arms.values() for r in a.records), "")
+
+
 @dataclass
-class Remarks:
+class Context:
     """What a spec's remarks function sees: the lines of one block, further values of its origin, and the paper."""
 
     builder: Builder

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import format as fmt
 from ..collection import Arm, Value, is_further, paired_change, same_device
 from ..metrics import Metric, metric
 from ..published import Paper, Row
 from ..records import Record
-from . import format as fmt
 from .spec import Cell, Column, Header
 
 COUNTED = ("differ", "parameters", "total")
@@ -21,9 +21,7 @@ TICKS = {"ok": "✓", "oom": "OOM"}
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides which printed numbers may stand beside ours: the scale, the paper, whether it trains from
-    scratch.
-    """
+    """What decides which printed numbers may stand beside ours: scale, paper, whether it trains from scratch."""
 
     scale: str
     paper: Paper | None
@@ -31,10 +29,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a column's values are printed: decimals, the text of the lowest value (bold), the change to put in
-    brackets.
-    """
+class Style:
+    """How a column's values are printed: decimals, the lowest value's text (bold), the change to put in brackets."""
 
     decimals: int
     lowest: str | None = None
@@ -53,6 +49,7 @@ class Line:
     printed_bases: dict[Column, Row | None]
     extra: bool = False
     further: str | None = None  # arm id, if it was run with overrides beyond the axes
+    suffix: str = ""  # what tells the row from another with the same labels
 
     def printed_change(self, c: Column) -> float | None:
         """The paper's change in percent: printed, else computed from its printed values."""
@@ -68,10 +65,10 @@ def why(record: Record) -> str:
     """One line on why a record is not ok: status, phase and message of its error."""
     message = str(record.get("error.message") or record.get("error.type") or "no reason recorded").strip()
     phase = record.get("error.phase")
-    return f"{record.status}{f' in {phase}' if phase else ''}: {(message.splitlines() or [''])[0]}"
+    return f"{record.state}{f' in {phase}' if phase else ''}: {(message.splitlines() or [''])[0]}"
 
 
-def beside(c: Column, setting: Setting) -> str | None:
+def published_beside(c: Column, setting: Setting) -> str | None:
     """What the paper may put beside the column at this scale: value, change (smoke: the pattern only) or None."""
     if setting.paper is None or not c.published:
         return None
@@ -84,7 +81,7 @@ def headers(c: Column, setting: Setting) -> list[Header]:
     """Headings of the columns that ``c`` unfolds into; :func:`cells` gives as many cells."""
     group = (c.header or metric(c.metric).heading) + (" (Δ)" if c.delta else "")
     made = [Header(group, "", c.panel, "ours")]
-    kind = beside(c, setting)
+    kind = published_beside(c, setting)
     if kind == "value":
         made.append(Header(group, "paper (Δ)" if c.delta else "paper", c.panel, "published"))
         if c.error and not c.status:
@@ -106,9 +103,7 @@ def _is_random(m: Metric, arm: Arm, setting: Setting) -> bool:
 
 
 def change(m: Metric, arm: Arm, base: Arm | None, reasons: list[str]) -> float | None:
-    """Change against the baseline in percent; None, with a reason, where the devices differ and the metric depends
-    on them.
-    """
+    """Change against the baseline in percent; None, with a reason, where the metric depends on devices that differ."""
     if base is None or not arm.ok or not base.ok or arm.value(m.name).mean is None:
         return None
     if m.same_device and not same_device(arm, base):
@@ -117,26 +112,26 @@ def change(m: Metric, arm: Arm, base: Arm | None, reasons: list[str]) -> float |
     return paired_change(arm, base, m)
 
 
-def _ours(m: Metric, arm: Arm, value: Value, setting: Setting, look: Look, reasons: list[str], extra: bool) -> Cell:
+def _ours(m: Metric, arm: Arm, value: Value, setting: Setting, style: Style, reasons: list[str], extra: bool) -> Cell:
     if arm.status == "missing":
         return Cell("missing", kind="status")
     if arm.status != "ok":
-        return Cell(arm.status, kind="status", reasons=[why(next(r for r in arm.records if r.status == arm.status))])
-    text = _text(m, value.mean, look.decimals)
+        first = next(r for r in arm.records if r.status == arm.status)
+        return Cell(first.state, kind="status", reasons=[why(first)])
+    text = _text(m, value.mean, style.decimals)
     if value.spread:
-        text = fmt.spread(value.mean, value.spread, value.n, look.decimals)
-    if look.delta is not None:
-        text += f" ({fmt.percent(look.delta)})"
-    reasons = [
-        *value.notes,
-        *reasons,
-        *([TINY if setting.from_scratch else RANDOM] if value.mean is not None and _is_random(m, arm, setting) else []),
-    ]
-    reasons += (
-        [f"Run with further overrides: {r.data['arm_id']}." for r in arm.ok if is_further(r)] if not extra else []
-    )
+        text = fmt.spread(value.mean, value.spread, value.n, style.decimals)
+    if value.lost and value.n:  # a mean over fewer seeds than were run says so
+        text = text.removesuffix(f" ({value.n})") + f" ({value.n} of {value.n + value.lost})"
+    if style.delta is not None:
+        text += f" ({fmt.percent(style.delta)})"
+    reasons = [*value.notes, *reasons]
+    if value.mean is not None and _is_random(m, arm, setting):
+        reasons.append(TINY if setting.from_scratch else RANDOM)
+    if not extra:
+        reasons += [f"Run with further overrides: {r.data['arm_id']}." for r in arm.ok if is_further(r)]
     reasons += [f"Seed {r.seed} is left out: {why(r)}" for r in arm.records if r.status != "ok"]
-    bold = look.lowest is not None and value.mean is not None and fmt.fixed(value.mean, look.decimals) == look.lowest
+    bold = style.lowest is not None and value.mean is not None and fmt.fixed(value.mean, style.decimals) == style.lowest
     return Cell(text, bold, reasons=reasons)
 
 
@@ -148,24 +143,25 @@ def _error(m: Metric, value: float | None, there: float | None) -> float | None:
     return value - there
 
 
-def cells(c: Column, line: Line, setting: Setting, look: Look, raw: dict[str, Any]) -> list[Cell]:
+def cells(c: Column, line: Line, setting: Setting, style: Style, raw: dict[str, Any]) -> list[Cell]:
     """The cells of column ``c``; plain numbers go into ``raw`` under the metric's name."""
     m, arm, row = metric(c.metric), line.arms[c], line.printed[c]
     if line.extra and not arm.by_seed:
         return [Cell() for _ in headers(c, setting)]
     name = c.metric + "".join(f"[{k}={v}]" for k, v in c.where.items())
-    kind = beside(c, setting)
+    kind = published_beside(c, setting)
     if c.status:
         name = f"runs[{','.join(f'{k}={v}' for k, v in c.where.items())}]"
-        near = look.margin is not None and borderline(line, c.where.get("memory_cap_gb"), look.margin)
+        near = style.margin is not None and borderline(line, c.where.get("memory_cap_gb"), style.margin)
         return _status(arm, row, kind, name, near, raw)
-    value, reasons = arm.value(m), []
+    value = arm.value(m)
+    reasons: list[str] = []
     delta = change(m, arm, line.bases[c], reasons)
     raw |= {name: value.mean, f"{name}.spread": value.spread, f"{name}.n": value.n, f"{name}.source": value.source}
     raw[f"{name}.status"] = arm.status
     if c.delta:
         raw[f"{name}.change_pct"] = delta
-    made = [_ours(m, arm, value, setting, replace(look, delta=delta), reasons, line.extra)]
+    made = [_ours(m, arm, value, setting, replace(style, delta=delta), reasons, line.extra)]
     printed_change = line.printed_change(c)
     if kind == "change":
         raw[f"{name}.published_change_pct"] = printed_change
@@ -180,32 +176,30 @@ def cells(c: Column, line: Line, setting: Setting, look: Look, raw: dict[str, An
         if c.error:
             error = _error(m, value.mean, there)
             raw[f"{name}.error"] = error
-            made.append(
-                Cell(
-                    fmt.percent(error, 2) if m.difference == "percent" else fmt.signed(error, m.decimals), kind="error"
-                )
-            )
+            shown = fmt.percent(error, 2) if m.difference == "percent" else fmt.signed(error, m.decimals)
+            made.append(Cell(shown, kind="error"))
     return made
 
 
 def borderline(line: Line, cap_gb: float | None, margin: float) -> bool:
     """Whether the row's own reserved peak without a cap lies within ``margin`` of the cap."""
     reserved = next((a.value(c.metric).mean for c, a in line.arms.items() if c.metric == "peak_reserved_gb"), None)
-    return bool(reserved and cap_gb) and abs(reserved - cap_gb) <= margin * cap_gb
+    return reserved is not None and cap_gb is not None and abs(reserved - cap_gb) <= margin * cap_gb
 
 
 def _status(arm: Arm, row: Row | None, kind: str | None, name: str, near: bool, raw: dict[str, Any]) -> list[Cell]:
     raw[name] = arm.status
     near = near and arm.status in TICKS
     raw[f"{name}.borderline"] = near
-    text = TICKS.get(arm.status, arm.status) + (" (borderline)" if near else "")
+    state = next((r.state for r in arm.records if r.status == arm.status), arm.status)
+    text = TICKS.get(arm.status, state) + (" (borderline)" if near else "")
     cell = Cell(text, kind="ours" if arm.status in TICKS else "status")
     if arm.status not in ("ok", "missing"):
         cell.reasons = [why(next(r for r in arm.records if r.status == arm.status))]
     if kind != "value":
         return [cell]
     raw[f"{name}.published"] = row.status if row else None
-    return [cell, Cell(TICKS.get(row.status, fmt.DASH) if row else fmt.DASH, kind="published")]
+    return [cell, Cell(TICKS.get(row.status or "", fmt.DASH) if row else fmt.DASH, kind="published")]
 
 
 def applies(c: Column, axes: Mapping[str, Any]) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .. import format as fmt
 from ..collection import Arm
 from ..metrics import MEASURED_SOURCES, metric
 from ..records import Record
-from . import format as fmt
-from .cells import Setting, beside
+from .cells import Setting, published_beside
 from .spec import Column, TableSpec
 
 VERSIONS = (
@@ -32,10 +32,10 @@ def notes_of(spec: TableSpec, setting: Setting, columns: list[Column], records: 
     scale, printed = setting.scale, setting.paper
     parts = []
     for section, unit in (("memory", "GB"), ("time", "ms")):
-        names = tuple({c.metric for c in columns if metric(c.metric).unit == unit})
-        if found := _sources(ok, section, names):
+        shown = tuple({c.metric for c in columns if metric(c.metric).unit == unit})
+        if found := _sources(ok, section, shown):
             parts.append(f"{section} {found}")
-    if printed and any(beside(c, setting) for c in columns):
+    if printed and any(published_beside(c, setting) for c in columns):
         parts.append(f"columns marked paper are published ({printed.title}, {spec.source})")
     units = {metric(c.metric).unit for c in columns}
     notes = ["GB = 1e9 bytes."] if "GB" in units else []
@@ -59,9 +59,7 @@ def notes_of(spec: TableSpec, setting: Setting, columns: list[Column], records: 
 
 
 def version_notes(records: Iterable[Record]) -> list[str]:
-    """One sentence for each of package, commit, torch and transformers when the records have more than one version
-    of it.
-    """
+    """One sentence for each of package, commit, torch and transformers of which the records have several versions."""
     records, notes = list(records), []
     for key, title in VERSIONS:
         counts: dict[str, int] = {}
@@ -76,7 +74,9 @@ def version_notes(records: Iterable[Record]) -> list[str]:
 
 def noise_notes(arms: Iterable[Arm]) -> list[str]:
     """Largest differences between runs of one arm with one seed, as section 5.1 of the paper reports them."""
-    step, loss, counted = [], [], 0
+    step: list[float] = []
+    loss: list[float] = []
+    counted = 0
     for arm in arms:
         for other in arm.repeats:
             first = arm.by_seed[other.seed]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table as Grid
 from rich.text import Text
 
-from .render import grouped, members, spans
 from .spec import Block, Cell, Table
 
 SUPERSCRIPTS = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
@@ -36,8 +37,8 @@ def terminal(table: Table, console: Console | None = None) -> None:
             console.print(Text(f"-- {block.title}", style="italic"))
         for columns in panels(block, console.width):
             console.print()
-            for line in lines(block, columns):
-                console.print(line, soft_wrap=True)
+            for part in _parts(block, columns):
+                console.print(part)
     console.print()
     for note in table.notes:
         console.print(Text(note, style="dim"))
@@ -53,92 +54,90 @@ def _text(cell: Cell) -> str:
     return cell.text + ",".join(map(str, cell.marks)).translate(SUPERSCRIPTS)
 
 
-def _labels(block: Block) -> list[int]:
-    return [i for i, h in enumerate(block.headers) if h.kind == "label"]
+def _sub(block: Block, i: int) -> str:
+    """The lower line over one column: a label's name, or what stands beside our own number."""
+    header = block.headers[i]
+    return header.group if header.kind == "label" else header.sub
 
 
-def _width(block: Block, i: int) -> int:
-    """Width of one column: its widest cell or its own heading; a metric's name may run over its neighbours."""
-    own = len(block.headers[i].sub or "")
-    return max([own, *(len(_text(row[i])) for row in block.rows)])
+def _top(block: Block, columns: list[int], widths: list[int]) -> str:
+    """The upper line: each metric's name over all of its columns."""
+    parts = []
+    for start, end in (span for span in block.spans() if span[0] in columns):
+        room = sum(widths[start:end]) + GAP * (end - start - 1)
+        name = "" if block.headers[start].kind == "label" else block.headers[start].group
+        parts.append(name.center(room) if end - start > 1 else name.rjust(room))
+    return (" " * GAP).join(parts).rstrip()
 
 
-def _fitted(block: Block, columns: list[int]) -> dict[int, int]:
-    """Widths of the columns, the first of each metric widened until the metric's name fits over all of them."""
-    widths = {i: _width(block, i) for i in columns}
-    for start, end in spans(block):
-        members = [i for i in range(start, end) if i in widths]
-        if members:
-            short = len(block.headers[start].group) - sum(widths[i] for i in members) - GAP * (len(members) - 1)
-            widths[members[0]] += max(0, short)
+def _widths(block: Block) -> list[int]:
+    """Width of each column: its widest cell or heading; a metric's name may run over what stands beside it."""
+    widths = [
+        max([len(_sub(block, i)), *(len(_text(row[i])) for row in block.rows)]) for i in range(len(block.headers))
+    ]
+    for start, end in block.spans():
+        short = len(block.headers[start].group) - sum(widths[start:end]) - GAP * (end - start - 1)
+        widths[start] += max(0, short)
     return widths
 
 
 def panels(block: Block, width: int) -> list[list[int]]:
     """Column indices of each panel: the row labels, then whole metrics (ours, paper, error) as far as they fit."""
-    labels = [i for i in _labels(block) if i not in grouped(block)]
-    widths = _fitted(block, list(range(len(block.headers))))
-    base = sum(widths[i] + GAP for i in labels)
+    headings, widths = block.headings(), _widths(block)
+    names = [i for i, h in enumerate(block.headers) if h.kind == "label" and i not in headings]
+    base = sum(widths[i] + GAP for i in names)
     made: list[list[int]] = []
     room = -1
-    for start, end in spans(block):
+    for start, end in block.spans():
         if block.headers[start].kind == "label":
             continue
         need = sum(widths[i] + GAP for i in range(start, end))
         if need > room:
-            made.append(list(labels))
+            made.append(list(names))
             room = width + GAP - base
         made[-1] += range(start, end)
         room -= need
-    return made or [labels]
+    return made or [names]
 
 
-def lines(block: Block, columns: list[int]) -> list[Text]:
-    """One panel as styled lines: two lines of headings, a rule, then the rows under the headings of their groups."""
-    widths = _fitted(block, columns)
-    total = sum(widths.values()) + GAP * (len(columns) - 1)
-    out = _heads(block, columns, widths)
-    out.append(Text("─" * total))
-    headings, previous = grouped(block), None
-    for group in members(block):
+def _grid(block: Block, columns: list[int], widths: list[int]) -> Grid:
+    grid = Grid.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+    for i in columns:
+        side = "left" if block.headers[i].kind == "label" else "right"
+        grid.add_column(justify=side, width=widths[i], no_wrap=True, overflow="crop")  # type: ignore[arg-type]
+    return grid
+
+
+def _parts(block: Block, columns: list[int]) -> Iterator[RenderableType]:
+    """One panel: two lines of headings, a rule, then the rows under the headings of their groups."""
+    widths = _widths(block)
+    if top := _top(block, columns, widths):
+        yield Text(top, style="bold", no_wrap=True)
+    heads = _grid(block, columns, widths)
+    heads.add_row(*(Text(_sub(block, i), style="bold") for i in columns))
+    yield heads
+    yield Text("─" * (sum(widths[i] + GAP for i in columns) - GAP), no_wrap=True)
+    headings = block.headings()
+    for group in block.members():
         if group.start:
-            out.append(Text(""))
+            yield Text("")
         if headings:
-            out.append(Text(" · ".join(block.rows[group.start][i].text for i in headings), style="bold magenta"))
-        previous = None
+            yield Text(" · ".join(block.rows[group.start][i].text for i in headings), style="bold magenta")
+        grid, above = _grid(block, columns, widths), None
         for n in group:
             outer = [block.rows[n][i].text for i in columns if block.headers[i].kind == "label"][:-1]
-            out.append(_row(block, n, columns, widths, repeat=outer == previous))
-            previous = outer
-    return out
+            grid.add_row(*_styled(block, n, columns, repeat=outer == above))
+            above = outer
+        yield grid
 
 
-def _heads(block: Block, columns: list[int], widths: dict[int, int]) -> list[Text]:
-    top, sub = [], []
-    for start, end in spans(block):
-        members = [i for i in range(start, end) if i in widths]
-        if not members:
-            continue
-        room = sum(widths[i] for i in members) + GAP * (len(members) - 1)
-        label = block.headers[start].kind == "label"
-        name = block.headers[start].group
-        top.append("".ljust(room) if label else name.center(room) if len(members) > 1 else name.rjust(room))
-        sub += [
-            block.headers[i].group.ljust(widths[i]) if label else block.headers[i].sub.rjust(widths[i]) for i in members
-        ]
-    joined = [(" " * GAP).join(part).rstrip() for part in (top, sub)]
-    return [Text(line, style="bold") for line in joined if line.strip()]
-
-
-def _row(block: Block, n: int, columns: list[int], widths: dict[int, int], repeat: bool) -> Text:
+def _styled(block: Block, n: int, columns: list[int], repeat: bool) -> list[Text]:
     """One row; outer labels that equal those of the row above are left blank."""
-    line = Text()
     last = max(i for i in columns if block.headers[i].kind == "label")
-    for place, i in enumerate(columns):
+    made = []
+    for i in columns:
         cell, kind = block.rows[n][i], block.headers[i].kind
-        text = "" if kind == "label" and repeat and i != last else _text(cell)
-        text = text.ljust(widths[i]) if kind == "label" else text.rjust(widths[i])
+        blank = kind == "label" and repeat and i != last
         style = "bold" if cell.bold else STYLES.get("status" if cell.kind == "status" else kind, "")
-        line.append((" " * GAP if place else "") + text, style=style)
-    line.rstrip()
-    return line
+        made.append(Text("" if blank else _text(cell), style=style))
+    return made

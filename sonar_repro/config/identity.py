@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .schema import AXES, FILES_ASIDE, NOT_IDENTITY, Config, GpuConfig, ModelConfig, host_file
+from .schema import AXES, FILES_ASIDE, NOT_IDENTITY, TITLED, Config, GpuConfig, ModelConfig, host_file
 
 
 def accumulation_mode(config: Config) -> str:
@@ -26,6 +26,7 @@ def fingerprint(config: Config) -> str:
     data = dataclasses.asdict(config)
     for key in NOT_IDENTITY:
         data.pop(key)
+    drop_titles(data)
     for group in ("data", "model"):
         for key in ("path", "config"):
             if data[group].get(key):
@@ -44,6 +45,13 @@ def fingerprint(config: Config) -> str:
     data["scale"] = {"name": config.scale.name, "dtype": config.scale.dtype, "device": config.scale.device}
     data["accumulation_mode"] = accumulation_mode(config)
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def drop_titles(data: dict[str, Any]) -> None:
+    """Take out what only tables use: it decides nothing and is not recorded."""
+    for group in TITLED:
+        data[group].pop("title")
+        data[group].pop("short")
 
 
 def content_digest(path: str) -> str:

@@ -41,6 +41,8 @@ class ModelConfig:
     """A transformers architecture: its full-size fields, the overrides that make it tiny, and where its weights are."""
 
     name: str = "olmoe"
+    title: str = ""  # how tables print it
+    short: str = ""  # in a narrow place
     model_type: str = "olmoe"
     hub_id: str | None = None
     revision: str | None = None
@@ -61,6 +63,8 @@ class BackendConfig:
     """An expert kernel behind transformers' ExpertsInterface."""
 
     name: str = "grouped_mm"
+    title: str = ""
+    short: str = ""
 
 
 @dataclass
@@ -68,6 +72,8 @@ class MethodConfig:
     """When each parameter is updated and what is clipped: three knobs make the six methods."""
 
     name: str = "sonar"
+    title: str = ""
+    short: str = ""
     in_backward: str = "experts"  # none | experts | all
     granularity: str = "tensor"  # tensor | expert
     clip: str = "non_expert"  # all | non_expert | none, and what methods/ adds
@@ -83,6 +89,8 @@ class OptimizerConfig:
     """The update rule; ``hyper`` goes to the factory as it is."""
 
     name: str = "adamw"
+    title: str = ""
+    short: str = ""
     kind: str = "adamw"
     hyper: dict[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None  # null: the scale's
@@ -217,6 +225,7 @@ AXES = (*GROUPS, "batch_size", "accumulation", "accumulation_mode", "checkpointi
 FILES_ASIDE = ("trace", "snapshot")  # keys of task: files that a forecast writes beside its record
 NOT_IDENTITY = ("experiment_name", "runs_dir", "force", "dry_run", "force_memory", "threads", "stall_timeout_s")
 NOT_IDENTITY += ("checkpoint_every", "save_model", "keep_weights", "by_scale", "dataset")
+TITLED = ("model", "backend", "method", "optimizer")  # groups whose title and short name only tables use
 
 
 def conf_dir() -> Path:

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from synthetic import put, record
+
+from analysis import conf
 from analysis.collection import Collection, collections
 from analysis.published import paper
 from analysis.records import load
-from analysis.synthetic import put, record
-from analysis.tables.confront import EXPERIMENTS, TASKS
 
 G, N, ALL, SONAR = "standard_global_clip", "standard_no_expert_clip", "optimizer_in_backward", "sonar"
 FOUR = (G, N, ALL, SONAR)
@@ -46,11 +47,9 @@ def printed_records(name: str = "sonar") -> list[dict[str, Any]]:
     """One paper-scale record for each printed arm of the tables, holding the printed values and nothing made up."""
     made: dict[str, dict[str, Any]] = {}
     for row in paper(name).rows:
-        experiment = (
-            EXPERIMENTS.get(row.source, "table1") if name == "sonar" else f"mesh_{row.source.lower().replace(' ', '')}"
-        )
+        experiment = paper(name).experiments.get(row.source, "table1")
         axes = {k: v for k, v in row.axes.items() if v is not None and k != "seed"}
-        task = TASKS.get(row.source)
+        task = conf.tasks().get(experiment)
         axes |= {"task": task} if task else {}
         one = record(axes, "paper", experiment, row.axes.get("seed", 42))
         key = json.dumps([experiment, one["arm_id"]])

@@ -1,6 +1,7 @@
 """The commands as users run them: exit codes, one-line errors, and what is never imported."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,11 @@ from pathlib import Path
 import processes
 import pytest
 from analysis_helpers import FOUR, SONAR, G, arm
+from synthetic import put
 
 from analysis.__main__ import main
-from analysis.cards import cards, smallest
+from analysis.conf import cards, smallest
 from analysis.metrics import METRICS, metric
-from analysis.synthetic import put
 from sonar_repro.errors import UserError
 
 
@@ -66,7 +67,6 @@ def test_a_refused_comparison_ends_with_2_and_one_line_and_the_other_tables_are_
         (("tables", "--table", "tabel1"), "--table tabel1: unknown; choose table1"),
         (("tables", "--scale", "huge"), "--scale huge: unknown; choose smoke, forecast, paper"),
         (("figures", "--figure", "figure9"), "--figure figure9: unknown"),
-        (("check-report",), "make it first"),
     ],
 )
 def test_a_mistake_ends_with_2_and_one_line(runs: Path, tmp_path: Path, capsys, arguments, said: str):
@@ -98,6 +98,8 @@ def test_claims_are_written_for_people_and_for_tools(runs: Path, tmp_path: Path,
     rows = json.loads((tmp_path / "out/claims.json").read_text(encoding="utf-8"))
     assert {r["paper"] for r in rows} == {"sonar"} and {r["verdict"] for r in rows} <= {
         "holds",
+        "holds (forecast)",
+        "forecast disagrees",
         "fails",
         "not measured",
     }
@@ -122,3 +124,45 @@ def test_the_smallest_card_holds_the_peak_with_its_context():
         assert found.usable_gb == card.usable_gb
         assert smallest(card.usable_gb + 1e-6) is None or smallest(card.usable_gb + 1e-6).usable_gb > card.usable_gb
     assert smallest(10_000) is None and len(cards()) >= 1
+
+
+# -- hostile environments ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("command", [("tables", "--print"), ("claims",), ("figures", "--figure", "figure4")])
+def test_no_stdout_encoding_loses_a_table_or_a_minus(runs: Path, tmp_path: Path, encoding: str, command):
+    where = ("--runs", str(runs), "--out", str(tmp_path / "out"))
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "analysis", *command, *where], capture_output=True, env=environment)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr[-500:]
+    if command[0] == "tables":
+        text = done.stdout.decode(encoding)
+        assert "-21.6%" in text if encoding != "utf-8" else "\u221221.6%" in text  # the paper's change
+
+
+@pytest.mark.parametrize(
+    "backend", ["module://matplotlib_inline.backend_inline", "TkAgg", "nosuch", "module://nowhere.at_all", ""]
+)
+def test_a_notebooks_or_a_broken_backend_does_not_stop_a_figure(tmp_path: Path, backend: str):
+    for size in (2, 4):
+        for method in FOUR:
+            put(tmp_path / "runs", arm("smoke", "figure4", method=method, batch_size=size))
+    where = ("--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"))
+    environment = {**os.environ, "MPLBACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis", "figures", "--figure", "figure4", *where],
+        capture_output=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    assert (tmp_path / "out/figure4_smoke.png").stat().st_size > 1000
+
+
+def test_a_closed_pipe_loses_no_table(runs: Path, tmp_path: Path):
+    """All files are there although nobody read what was printed, and nothing is said about the pipe."""
+    where = f"--runs {runs} --out {tmp_path / 'out'}"
+    command = f"{sys.executable} -m analysis tables --print {where} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert {"table1_smoke.md", "table1_smoke.tex", "table1_smoke.csv"} <= {p.name for p in (tmp_path / "out").iterdir()}

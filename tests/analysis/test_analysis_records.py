@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from analysis_helpers import G, arm
+from synthetic import put
 
 from analysis.records import load
-from analysis.synthetic import put
 from sonar_repro.errors import UserError
 
 
@@ -114,9 +114,17 @@ def test_no_folder_is_no_record_and_a_file_is_a_mistake(tmp_path: Path):
         load(file)
 
 
-@pytest.mark.parametrize("value", [None, "0.3", True, [1]])
-def test_a_value_of_a_wrong_type_is_no_number(tmp_path: Path, value):
+def test_null_is_no_number(tmp_path: Path):
+    made = arm(method=G)
+    made["time"]["median_s"] = None
+    put(tmp_path, made)
+    assert load(tmp_path).records[0].number("time.median_s") is None
+
+
+@pytest.mark.parametrize("value", ["0.3", True, [1], {}, -1.0])
+def test_a_value_of_a_wrong_type_is_named_and_the_record_left_out(tmp_path: Path, value):
     made = arm(method=G)
     made["time"]["median_s"] = value
     put(tmp_path, made)
-    assert load(tmp_path).records[0].number("time.median_s") is None
+    runs = load(tmp_path, warn=lambda line: None)
+    assert runs.records == [] and "time.median_s is not" in runs.damaged[0][1]

@@ -11,15 +11,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from synthetic import fill, timeline
 
 from analysis.collection import collections
-from analysis.figures import FIGURES
+from analysis.figures import FIGURES, style
 from analysis.figures.render import draw, render, render_all
-from analysis.figures.style import METHOD_COLOURS
 from analysis.figures.timeline import Timeline, parse, thin
 from analysis.records import load
 from analysis.run import figure_jobs
-from analysis.synthetic import fill, timeline
 
 JOBS = [(name, scale) for name, spec in FIGURES.items() for scale in spec.scales]
 
@@ -93,8 +92,10 @@ def test_a_method_has_the_same_colour_in_every_figure(everything):
             for line in axes.get_lines():
                 label = line.get_label()
                 seen.setdefault(label, set()).add(to_hex(line.get_color()).upper())
-    assert seen["Sonar-MoE"] == {METHOD_COLOURS[SONAR]} and seen["Standard (no expert clip)"] == {METHOD_COLOURS[N]}
-    assert len(set(METHOD_COLOURS.values())) == len(METHOD_COLOURS)
+    assert seen["Sonar-MoE"] == {style.look("method", SONAR)[0]}
+    assert seen["Standard (no expert clip)"] == {style.look("method", N)[0]}
+    for axis in style.FIRST:  # whatever conf/ adds: no two look alike
+        assert len({style.look(axis, value) for value in style.order(axis)}) == len(style.order(axis))
 
 
 def test_figure4_plots_the_records_numbers(tmp_path: Path):

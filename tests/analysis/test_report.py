@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from analysis_helpers import SONAR, G, arm, with_peak
+from browser import chromium, look
+from synthetic import fill, put
 
-from analysis.browser import chromium, look
 from analysis.figures import FIGURES
 from analysis.run import write_report
-from analysis.synthetic import fill, put
 from analysis.tables import TABLES
 from sonar_repro.errors import UserError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from analysis_helpers import FOUR, SONAR, G, N, arm, origins, with_peak, with_step
+from synthetic import record
 
 from analysis.collection import Collection
-from analysis.synthetic import record
 from analysis.tables import TABLES, specs_for
 from analysis.tables.build import build
 from analysis.tables.render import csv as to_csv
@@ -153,6 +153,78 @@ def test_a_users_own_experiment_gets_a_plain_table(tmp_path: Path):
     spec = next(s for s in specs_for(found) if s.name == "my_sweep")
     t = build(spec, "smoke", found)
     assert [row[2].text for row in t.blocks[0].rows] == ["Sonar-MoE", "Sonar-MoE [batch_size=8]"] and not t.commands
+
+
+def test_a_row_that_repeats_another_does_not_belong_to_a_papers_table(tmp_path: Path):
+    """As on a fresh clone: an arm that differs in an axis that no column shows."""
+    again = arm(method=SONAR, accumulation_mode="update_each")
+    again["arm_id"] += "-again"
+    t = table(origins(tmp_path, [arm(method=G), arm(method=SONAR), again]))
+    labels = [tuple(c.text for c in row[:3]) for row in t.blocks[0].rows]
+    assert len(labels) == len(set(labels)) == 16 and len(t.raw) == 16
+    assert any("Not shown" in note and again["arm_id"] in note for note in t.notes)
+
+
+@pytest.mark.parametrize("axis, values", [("accumulation_mode", ("standard", "fold")), ("outputs", ("kept", "dropped")),
+                                          ("gpu", ("h100", "l40s")), ("data", ("own", "alpaca"))])  # fmt: skip
+def test_in_a_table_of_the_users_own_the_axis_that_differs_becomes_a_label(tmp_path: Path, axis: str, values):
+    made = [arm("smoke", "my_sweep", method=SONAR, **{axis: v}) for v in values]
+    for one, value in zip(made, values):
+        one["arm_id"] += f"-{value}"
+    found = origins(tmp_path, made)
+    t = build(next(s for s in specs_for(found) if s.name == "my_sweep"), "smoke", found)
+    assert sorted(row[2].text for row in t.blocks[0].rows) == sorted(f"Sonar-MoE [{axis}={v}]" for v in values)
+
+
+def test_two_arms_with_further_overrides_are_told_apart(tmp_path: Path):
+    made = [arm(method=SONAR) for _ in range(2)]
+    for one, digest in zip(made, ("-0a1b2c", "-3d4e5f")):
+        one["arm_id"] += digest
+    t = table(origins(tmp_path, [arm(method=SONAR), *made]))
+    shown = [row[2].text for row in t.blocks[0].rows if "*" in row[2].text]
+    assert len(set(shown)) == 2 and all("0a1b2c" in s or "3d4e5f" in s for s in shown)
+
+
+@pytest.mark.parametrize("name", ["kernel_time", "fits_map", "batch_size"])
+def test_an_experiment_with_the_name_of_a_table_takes_nobodys_place(tmp_path: Path, name: str):
+    found = origins(tmp_path, [arm("smoke", name, method=SONAR)])
+    specs = {s.name: s for s in specs_for(found)}
+    assert all(specs[n] is s for n, s in TABLES.items())
+    assert any(s.experiment == name for s in specs.values() if s not in TABLES.values())
+
+
+def diverged(**axes) -> dict:
+    made = arm("paper", **axes) | {"status": "diverged"}
+    return made | {"error": {"type": "Diverged", "message": "diverged at step 5: the loss is not finite"}}
+
+
+def test_a_run_that_diverged_is_named_with_its_step_and_counted_in_means(tmp_path: Path):
+    made = [arm("paper", method=SONAR), diverged(method=G)]
+    t = table(origins(tmp_path / "a", made), scale="paper")
+    assert cell(t, "Peak alloc. GB (Δ)", GLOBAL, "SonicMoE").text == "diverged at step 5"
+    made = [with_step(arm("paper", seed=s, method=G), ms) for s, ms in ((42, 100), (43, 110))]
+    t = table(origins(tmp_path / "b", [*made, diverged(method=G, seed=44), diverged(method=G, seed=45)]), scale="paper")
+    shown = cell(t, "Step ms (Δ)", GLOBAL, "SonicMoE")
+    assert shown.text == "105.0 ± 7.1 (2 of 4)"
+    assert sum("diverged at step 5" in t.footnotes[n - 1] for n in shown.marks) == 2
+    alone = [arm("paper", method=G), diverged(method=G, seed=43)]
+    t = table(origins(tmp_path / "c", alone), scale="paper")
+    assert cell(t, "Step ms (Δ)", GLOBAL, "SonicMoE").text.endswith("(1 of 2)")
+
+
+def test_the_clipping_table_has_its_baseline_from_the_papers_arms(tmp_path: Path):
+    made = [arm(method=G), arm("forecast", "clipping", method="sonar_exact_clip")]
+    t = table(origins(tmp_path, made), "clipping")
+    assert "%" in cell(t, "Peak alloc. GB (Δ)", "Sonar-MoE (exact clip)").text
+
+
+def test_latex_fits_its_page_and_does_not_number_its_caption(tmp_path: Path):
+    made = [arm(method=m, backend=b) for m in FOUR for b in ("sonicmoe", "scattermoe")]
+    text = latex(table(origins(tmp_path, made)))
+    assert r"\begin{sidewaystable}" in text and r"\begin{adjustbox}{max width=\linewidth}" in text
+    assert r"\caption{memory, step time" in text and "Table 1" not in text.split(r"\caption{")[1].split("}")[0]
+    narrow = latex(table(origins(tmp_path, [arm("paper", "table7", method=G)]), "table7", "paper"))
+    assert r"\begin{table}[t]" in narrow and "sideways" not in narrow.split("\n", 1)[1]
 
 
 # -- fair comparisons ------------------------------------------------------------------------------------------------
@@ -303,7 +375,7 @@ def test_forecast_accuracy_states_median_and_largest_error(tmp_path: Path):
     t = table(origins(tmp_path, made), "forecast_memory")
     peaks = next(n for n in t.notes if n.startswith("Peak allocated"))
     # Table 1: +1.00, −0.20, 0.00; Table 3: 0.00; Table 6: standard +1.00, Sonar +0.02; Table 8 at A = 1: +1.00, 0.00
-    assert "8 printed numbers compared, median |error| 0.11%, largest +1.00%" in peaks
+    assert "8 printed numbers compared (3 distinct forecasts), median |error| 0.11%, largest +1.00%" in peaks
     savings = next(n for n in t.notes if n.startswith("Saving"))
     assert re.search(r"largest \+0\.5\d GB", savings)
 
@@ -326,7 +398,8 @@ def test_every_table_renders_in_every_format(tmp_path: Path, name: str, scale: s
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
     tex = latex(t)
     body = [line for line in tex.splitlines() if line.rstrip().endswith(r"\\")]
-    assert len({len(re.findall(r"(?<!\\)&", line)) for line in body}) == 1
+    spans = [sum(int(n) - 1 for n in re.findall(r"multicolumn\{(\d+)\}", line)) for line in body]
+    assert len({len(re.findall(r"(?<!\\)&", line)) + more for line, more in zip(body, spans)}) == 1
     assert (
         r"\toprule" in tex
         and r"\bottomrule" in tex

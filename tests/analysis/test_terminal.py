@@ -7,8 +7,8 @@ import pytest
 from analysis_helpers import FOUR, arm, origins
 from rich.console import Console
 
+from analysis import format as fmt
 from analysis.tables import TABLES
-from analysis.tables import format as fmt
 from analysis.tables.build import build
 from analysis.tables.spec import Block, Cell, Header, Table
 from analysis.tables.terminal import panels, terminal

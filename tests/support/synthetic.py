@@ -1,6 +1,6 @@
 """Made-up records of the right shape: for tests and for timing the analysis. Their numbers mean nothing.
 
-``python -c "from analysis.synthetic import bench; print(bench())"`` times tables, figures and report over 500 of them.
+``python tests/bench analysis_speed`` times tables, figures and report over 500 of them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -18,10 +19,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .axes import SCALES
-from .metrics import metric
-from .tables import TABLES
-from .tables.spec import TableSpec
+from analysis import conf
+from analysis.conf import SCALES
+from analysis.run import write_figures, write_report, write_tables
+from analysis.tables import TABLES
+from analysis.tables.spec import TableSpec
 
 PARAMETERS = {"olmoe": (6.919e9, 6.442e9, 16), "granite": (3.299e9, 3.020e9, 32), "nanowhale": (1.104e8, 2.458e7, 8)}
 KEEPS = ("standard_global_clip", "standard_no_expert_clip", "standard_no_clip")  # methods that hold gradients
@@ -178,20 +180,19 @@ def arms() -> Iterator[tuple[str, str, dict[str, Any]]]:
     seen = set()
     for spec in (t for t in TABLES.values() if isinstance(t, TableSpec)):
         for scale in (s for s in SCALES if s in spec.scales):
-            columns = spec.columns(scale, []) if callable(spec.columns) else spec.columns
-            wheres = [c.where for c in columns if scale in (c.only or metric(c.metric).scales)]
+            wheres = [c.where for c in spec.columns_at(scale, [])]
             for axes in ({**row, **where} for row in spec.rows(scale) for where in wheres):
                 key = (spec.experiment, scale, repr(sorted(axes.items(), key=str)))
                 if key not in seen:
                     seen.add(key)
                     yield spec.experiment, scale, axes
-    for model in ("olmoe", "granite"):
-        for optimizer in ("adamw", "adamw8bit"):
-            for method in (*SPEED, "sonar"):
-                yield "fits", "forecast", {"model": model, "optimizer": optimizer, "method": method}
+    swept = conf.arms("fits", "forecast")
+    for model, optimizer in itertools.product(swept["model"][:2], swept["optimizer"][:2]):
+        for method in (*swept["method"], "sonar_per_expert"):
+            yield "fits", "forecast", {"model": model, "optimizer": optimizer, "method": method}
     for scale in SCALES:
-        for method in ("standard_global_clip", "sonar"):
-            yield "figure2", scale, {"method": method, "backend": "grouped_mm" if scale == "smoke" else "sonicmoe"}
+        for method in conf.arms("figure2", scale)["method"]:
+            yield "figure2", scale, {"method": method, "backend": conf.arms("figure2", scale)["backend"][0]}
 
 
 def put(root: Path, made: dict[str, Any], label: str | None = None) -> Path:
@@ -227,8 +228,6 @@ def bench(count: int = 500) -> dict[str, float]:
 
     ``cpu`` is the processor time of all processes together, which a busy neighbour does not change.
     """
-    from .run import write_figures, write_report, write_tables
-
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         root, out = Path(folder) / "runs", Path(folder) / "out"
         fill(root, count)

@@ -1,4 +1,4 @@
-"""``check-report``: the page in headless Chromium, on a phone's width and a wide screen.
+"""``make check-report``: the page in headless Chromium, on a phone's width and a wide screen.
 
 It fails on an error in the console, on a request that leaves the page, and on content wider than the window. The page
 is measured by a copy of it that carries a small script; Chromium's ``--dump-dom`` hands the result back, so that no
@@ -7,10 +7,12 @@ browser driver has to be installed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from sonar_repro.errors import UserError
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = (390, 1600)
+PRINT_WIDTH = 1047  # 277 mm at 96 px an inch: A4 landscape within its margins
 HEIGHT = 900
 TIMEOUT_S = 120
 FLAGS = (
@@ -133,13 +136,26 @@ def look(page: Path, width: int, out: Path) -> Result:
         return Result(width, faults, seen["height"], picture if picture.exists() else None)
 
 
+def print_faults(page: Path) -> list[str]:
+    """Tables that a sheet of paper would cut off: the page laid out with its print rules, as wide as A4 landscape."""
+    with tempfile.TemporaryDirectory() as name:
+        printed = Path(name) / "print.html"
+        text = page.read_text(encoding="utf-8").replace("@media print", "@media all").replace('class="scroll"', "")
+        printed.write_text(text, encoding="utf-8")
+        seen = _probe(printed, PRINT_WIDTH, Path(name))
+    return ["the page could not be measured"] if seen is None else [f"cut off: {wide}" for wide in seen["wide"]]
+
+
 def check(page: Path, out: Path) -> int:
-    """Look at both widths; prints one line each. Exit code 1 on a fault. Raises UserError without a page or"
-    " a browser."""
+    """Look at both widths and at the print; prints one line each. Exit code 1 on a fault. Raises UserError without a
+    page or a browser."""
     if not page.is_file():
         raise UserError(f"check-report: {page} is not there; make it first (python -m analysis report)")
     chromium()
     faulty = False
+    if wide := print_faults(page):
+        print(f"print: {'; '.join(wide)}")
+        faulty = True
     for width in WIDTHS:
         result = look(page, width, out)
         faulty = faulty or bool(result.faults)
@@ -150,3 +166,19 @@ def check(page: Path, out: Path) -> int:
         )
         print(f"{width} px: {state}" + (f" ({result.picture})" if result.picture else ""))
     return 1 if faulty else 0
+
+
+def main() -> int:
+    """Check the report of ``--out``; exit code 2 for a mistake, said in one line."""
+    parser = argparse.ArgumentParser(description="Open the report in headless Chromium at two widths and as a print.")
+    parser.add_argument("--out", type=Path, default=Path("analysis/output"), help="folder of report.html")
+    out = parser.parse_args().out
+    try:
+        return check(out / "report.html", out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .. import conf
+from .. import format as fmt
 from ..axes import display
 from ..collection import Collection
 from ..published import Row, paper
-from . import format as fmt
-from .accuracy import heads_of, summary, triple
-from .confront import find
-from .spec import Block, Cell, Custom, Table
+from ..records import Record
+from .coverage import find
+from .forecast_memory import summary
+from .spec import Cell, Custom, Field, Table, labels, triple
 
 BASE = "standard_global_clip"
+PLACE = ("model", "backend", "method")
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,10 @@ class Step:
         return self.row.axes["model"], self.row.axes["backend"]
 
     @property
-    def printed_change(self) -> float | None:
-        return self.row.changes_pct.get("step_ms")
-
-    @property
     def points(self) -> float | None:
         """Error of the change in percentage points."""
-        return None if self.change is None or self.printed_change is None else self.change - self.printed_change
+        printed = self.row.changes_pct.get("step_ms")
+        return None if self.change is None or printed is None else self.change - printed
 
     @property
     def error(self) -> float | None:
@@ -46,10 +46,13 @@ class Step:
 
 def steps(scale: str, origins: list[Collection]) -> list[Step]:
     """The 16 rows of Table 1 with our step times."""
+
+    def ms(axes: dict[str, Any]) -> float | None:
+        return find(axes, "step_ms", scale, origins, "Table 1")[0].value("step_ms").mean
+
     out = []
     for row in (r for r in paper("sonar").rows if r.source == "Table 1"):
-        ours = find(row.axes, "step_ms", scale, origins, "Table 1")[0].value("step_ms").mean
-        base = find({**row.axes, "method": BASE}, "step_ms", scale, origins, "Table 1")[0].value("step_ms").mean
+        ours, base = ms(row.axes), ms({**row.axes, "method": BASE})
         change = 100 * (ours - base) / base if ours and base and row.axes["method"] != BASE else None
         out.append(Step(row, ours, change))
     return out
@@ -57,51 +60,43 @@ def steps(scale: str, origins: list[Collection]) -> list[Step]:
 
 def step_time(table: Table, scale: str, origins: list[Collection]) -> None:
     """Table 1's changes (error in percentage points), its steps (error in percent), and the order of its methods."""
-    heads = (
-        heads_of("Model", "Backend", "Method", labels=3)
-        + triple("Δ step", "time", "points")
-        + triple("Step ms", "time")
+    found = steps(scale, origins)
+    made = []
+    for s in found:
+        numbers = {"step_ms": s.ours, "step_ms.published": s.row.values["step_ms"], "change_pct": s.change}
+        numbers |= {"change_pct.published": s.row.changes_pct.get("step_ms"), "_points": s.points, "_error": s.error}
+        missing = {"step_ms": Cell("missing", kind="status")} if s.ours is None else {}
+        made.append({**s.row.axes, **numbers, "cells": missing})
+    points = Field("_points", "Δ step", "error", lambda v: fmt.signed(v, 1), "error (points)", "time")
+    error = Field("_error", "Step ms", "error", fmt.percent, "error", "time")
+    changes = triple("change_pct", "Δ step", 1, points, "time")
+    changes[:2] = [Field(f.key, f.heading, f.kind, fmt.percent, f.sub, f.panel) for f in changes[:2]]
+    fields = (
+        labels(model="Model", backend="Backend", method="Method") + changes + triple("step_ms", "Step ms", 1, error)
     )
-    block, found = Block(None, heads), steps(scale, origins)
-    for i, step in enumerate(found):
-        if not i or step.place != found[i - 1].place:
-            block.groups.append(i)
-        ours = Cell(fmt.fixed(step.ours, 1)) if step.ours is not None else Cell("missing", kind="status")
-        block.rows.append(
-            [
-                *(Cell(display(n, step.row.axes[n]), kind="label") for n in ("model", "backend", "method")),
-                Cell(fmt.percent(step.change)),
-                Cell(fmt.percent(step.printed_change), kind="published"),
-                Cell(fmt.signed(step.points, 1), kind="error"),
-                ours,
-                Cell(fmt.fixed(step.row.values["step_ms"], 1), kind="published"),
-                Cell(fmt.percent(step.error), kind="error"),
-            ]
-        )
-        numbers = {"step_ms": step.ours, "step_ms.published": step.row.values["step_ms"], "change_pct": step.change}
-        table.raw.append({**step.row.axes, **numbers, "change_pct.published": step.printed_change})
-    table.blocks.append(block)
+    table.add(None, fields, made, group=("model", "backend"))
     table.has_records = any(s.ours is not None for s in found)
     for name, errors, unit, goal in (
         ("Δ step time", [s.points for s in found if s.points is not None], " points", 3.0),
         ("Absolute step time", [s.error for s in found if s.error is not None], "%", 25.0),
     ):
         table.notes += [summary(name, errors, unit, goal, 1)] if errors else []
-    made = [r for s in found[:1] for r in find(s.row.axes, "step_ms", scale, origins, "Table 1")[0].ok[:1]]
+    first = [r for s in found[:1] for r in find(s.row.axes, "step_ms", scale, origins, "Table 1")[0].ok[:1]]
     table.notes += [
         f"Forecast for {r.get('time.forecast.gpu')} with the measured host {r.get('time.forecast.host')}"
         f" ({r.get('time.forecast.host_cpu')}), at the median of the drawn batch lengths."
-        for r in made
+        for r in first
         if r.get("time.forecast.host_cpu")
     ]
     for place in dict.fromkeys(s.place for s in found):
-        members = [s for s in found if s.place == place and s.ours is not None]
-        if len(members) == 4:
+        members = [s for s in found if s.place == place]
+        if all(s.ours is not None for s in members):
             table.notes.append(_order(f"{display('model', place[0])} with {display('backend', place[1])}", members))
 
 
 def _order(where: str, members: list[Step]) -> str:
-    by_ours, by_printed = (sorted(members, key=key) for key in (lambda s: s.ours, lambda s: s.row.values["step_ms"]))
+    by_ours = sorted(members, key=lambda s: s.ours or 0.0)
+    by_printed = sorted(members, key=lambda s: s.row.values["step_ms"])
     ours, theirs = ([display("method", s.row.axes["method"]) for s in found] for found in (by_ours, by_printed))
     if ours == theirs:
         return f"{where}: the order of the four methods is the paper's."
@@ -121,45 +116,40 @@ def _order(where: str, members: list[Step]) -> str:
     return f"{where}: ours {' < '.join(ours)}; the paper {' < '.join(theirs)}."
 
 
-def curve(data: Any) -> list[tuple[float, float]]:
-    """(host speed relative to the measured host, step in ms) from ``time.forecast.host_curve``; empty if there is
-    none.
-    """
-    points = []
-    for point in data if isinstance(data, list) else []:
-        if isinstance(point, dict) and isinstance(point.get("host_speed"), (int, float)):
-            step = point.get("step_ms")
-            if isinstance(step, (int, float)):
-                points.append((float(point["host_speed"]), float(step)))
-    return sorted(points)
+def curve(record: Record) -> list[tuple[float, float]]:
+    """(host speed relative to the measured host, step in ms) of a forecast; empty if there is none."""
+    points = [(p.get("host_speed"), p.get("step_ms")) for p in record.get("time.forecast.host_curve", []) if p]
+    return sorted((float(x), float(y)) for x, y in points if x is not None and y is not None)
 
 
 def sensitivity(table: Table, scale: str, origins: list[Collection]) -> None:
     """Change of step time against global clipping when one constant of the time model is 20% lower and higher.
 
-    From ``time.forecast.sensitivity``: {constant: {"low": step in ms, "high": step in ms}}.
+    From ``time.forecast.sensitivity``: {constant: {"low": step in ms, "high": step in ms}}. Rows in Table 1's order.
     """
+    swept = conf.arms("table1", scale)
     for origin in origins:
-        records = {
-            (r.arm.get("model"), r.arm.get("backend"), r.arm.get("method")): r for r in origin.of("table1", scale)
-        }
-        moved = {key: r.get("time.forecast.sensitivity") for key, r in records.items()}
-        moved = {key: value for key, value in moved.items() if isinstance(value, dict)}
+        moved: dict[tuple, dict[str, Any]] = {}
+        for r in origin.of("table1", scale):
+            key = tuple(r.arm.get(k) for k in PLACE)
+            if isinstance(found := r.get("time.forecast.sensitivity"), dict):
+                moved.setdefault(key, found)
         names = list(dict.fromkeys(name for value in moved.values() for name in value))
-        keys = [k for k in moved if k[2] != BASE and (*k[:2], BASE) in moved]
+        place = [(m, b, k) for m in swept["model"] for b in swept["backend"] for k in swept["method"]]
+        order = [*place, *(key for key in moved if key not in place)]
+        keys = [k for k in order if k in moved and k[2] != BASE and (*k[:2], BASE) in moved]
         if not keys:
             continue
-        heads = heads_of("Model", "Backend", "Method", *(n.replace("_", " ") for n in names), labels=3)
-        block, last = Block(f"reference: {origin.label}" if origin.label else None, heads), None
-        for key in keys:
-            if key[:2] != last:
-                block.groups.append(len(block.rows))
-                last = key[:2]
-            shifts = {n: _shift(moved[key].get(n), moved[*key[:2], BASE].get(n)) for n in names}
-            labels = [Cell(display(a, v), kind="label") for a, v in zip(("model", "backend", "method"), key)]
-            block.rows.append(labels + [Cell(" / ".join(fmt.percent(v) for v in shifts[n])) for n in names])
-            table.raw.append(dict(zip(("model", "backend", "method"), key)) | {n: str(v) for n, v in shifts.items()})
-        table.blocks.append(block)
+        made = [
+            dict(zip(PLACE, key)) | {n: str(_shift(moved[key].get(n), moved[*key[:2], BASE].get(n))) for n in names}
+            for key in keys
+        ]
+        for key, row in zip(keys, made):
+            both = {n: _shift(moved[key].get(n), moved[*key[:2], BASE].get(n)) for n in names}
+            row["cells"] = {n: Cell(" / ".join(fmt.percent(v) for v in ends)) for n, ends in both.items()}
+        fields = labels(model="Model", backend="Backend", method="Method")
+        fields += [Field(n, n.replace("_", " ")) for n in names]
+        table.add(f"reference: {origin.label}" if origin.label else None, fields, made, group=PLACE[:2])
         table.has_records = True
         table.notes.append("Δ step time against global clipping with the constant 20% lower / 20% higher.")
         return
@@ -170,8 +160,7 @@ def _shift(arm: Any, base: Any) -> list[float | None]:
     out: list[float | None] = []
     for end in ("low", "high"):
         a, b = (x.get(end) if isinstance(x, dict) else None for x in (arm, base))
-        known = isinstance(a, (int, float)) and isinstance(b, (int, float)) and b
-        out.append(100 * (a - b) / b if known else None)
+        out.append(100 * (a - b) / b if a is not None and b else None)
     return out
 
 
