@@ -99,7 +99,8 @@ class _Step:
         config = AutoConfig.for_model(model_type, **SIZES)
         self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, experts_implementation=experts)
         self.model.train()
-        self.optimizer = ScheduledOptimizer(self.model, make_factory(kind, lr=1e-6), Schedule.named(method))
+        schedule, factory = Schedule.named(method), make_factory(kind, lr=1e-6)
+        self.optimizer = ScheduledOptimizer(self.model, factory, schedule, on_nonfinite="off")  # as arms run
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda epoch: 1.0)
         ids = torch.ones(2, 8, dtype=torch.long)
         self.batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}

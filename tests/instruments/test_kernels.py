@@ -198,7 +198,8 @@ def profiled(method, steps=3):
     torch.set_num_threads(1)
     model = tiny_moe()
     schedule = Schedule.named(method)
-    optimizer = ScheduledOptimizer(model, lambda named, _: Timed([p for _, p in named], lr=0.1), schedule)
+    timed = lambda named, _: Timed([p for _, p in named], lr=0.1)  # noqa: E731
+    optimizer = ScheduledOptimizer(model, timed, schedule, on_nonfinite="off")
     ids = torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(1))
     clocks = []
 

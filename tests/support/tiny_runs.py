@@ -50,7 +50,8 @@ def optimizer(model: Any, method: str = "sonar", kind: str = "adamw", accumulati
     schedule = Schedule.named(method)
     mode = "update_each" if accumulation > 1 and schedule.in_backward != "none" else "standard"
     factory = make_factory(kind, lr=1e-3)
-    return ScheduledOptimizer(model, factory, schedule, accumulation=accumulation, accumulation_mode=mode)
+    counted = {"accumulation": accumulation, "accumulation_mode": mode}
+    return ScheduledOptimizer(model, factory, schedule, on_nonfinite="off", **counted)  # as the papers' arms run
 
 
 def experts_of(model: Any) -> list[torch.nn.Parameter]:
