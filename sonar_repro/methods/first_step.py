@@ -132,13 +132,14 @@ def refuse_scaled_loss(method: str) -> None:
 
 def _roots() -> list[Any]:
     """The tensors that backward was called on, from torch's own frame; hooks of a GPU run on another thread."""
-    found = []
-    for frame in sys._current_frames().values():
+    found: list[Any] = []
+    for frame in list(sys._current_frames().values()):
         above: Any = frame
         while above is not None:
             if above.f_code.co_name == "_engine_run_backward":
                 found += list(above.f_locals.get("t_outputs", ()))
             above = above.f_back
+    del frame, above  # a frame that holds itself would keep this step's tensors until the next garbage collection
     return found
 
 
