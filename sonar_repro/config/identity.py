@@ -35,9 +35,7 @@ def fingerprint(config: Config) -> str:
     if config.scale.name != "forecast":
         data.pop("gpu")
         data.pop("host")
-    if data["method"]["on_nonfinite"] == "off":  # nothing is looked at: the arm of before these keys existed
-        data["method"].pop("nonfinite_check")
-        data["method"].pop("on_nonfinite")
+    drop_guard(data)
     data["task"].pop("inputs")
     for key in FILES_ASIDE:
         data["task"].pop(key)
@@ -45,6 +43,13 @@ def fingerprint(config: Config) -> str:
     data["scale"] = {"name": config.scale.name, "dtype": config.scale.dtype, "device": config.scale.device}
     data["accumulation_mode"] = accumulation_mode(config)
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def drop_guard(data: dict[str, Any]) -> None:
+    """Where nothing is looked at, the arm is that of before these keys existed."""
+    if data["method"]["on_nonfinite"] == "off":
+        data["method"].pop("nonfinite_check")
+        data["method"].pop("on_nonfinite")
 
 
 def drop_titles(data: dict[str, Any]) -> None:

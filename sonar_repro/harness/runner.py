@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import records
-from ..config.identity import arm_id, axes, drop_titles, fingerprint
+from ..config.identity import arm_id, axes, drop_guard, drop_titles, fingerprint
 from ..config.schema import Config
 from ..errors import UserError
 from ..records import WEIGHTS_FILE
@@ -181,6 +181,7 @@ def _portable(config: Config) -> dict[str, Any]:
     """The resolved config without where its records lie: a record means the same on another machine."""
     data = dataclasses.asdict(config)
     drop_titles(data)
+    drop_guard(data)
     del data["runs_dir"]
     data["task"]["trace"] = None
     del data["task"]["snapshot"]
